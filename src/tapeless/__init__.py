@@ -1,0 +1,47 @@
+"""tapeless: pretrain transformer language models without an autograd tape.
+
+Nothing heavy is imported here; each name loads what it needs when it is first used."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "ModelConfig": "tapeless.config",
+    "SimpleLMConfig": "tapeless.config",
+    "load_preset": "tapeless.config",
+    "TapelessError": "tapeless.errors",
+    "Transformer": "tapeless.model.transformer",
+    "SimpleLM": "tapeless.model.simple_lm",
+    "Chain": "tapeless.model.chain",
+    "layer": "tapeless.model.chain",
+    "residual": "tapeless.model.chain",
+    "Op": "tapeless.ops.op",
+    "OpSet": "tapeless.ops.op",
+    "REFERENCE": "tapeless.ops.reference",
+    "register_ops": "tapeless.kernels.choose",
+    "saved_bytes": "tapeless.model.memory",
+}
+__all__ = ["__version__", *_HOMES]
+
+if TYPE_CHECKING:
+    from tapeless.config import ModelConfig, SimpleLMConfig, load_preset
+    from tapeless.errors import TapelessError
+    from tapeless.kernels.choose import register_ops
+    from tapeless.model.chain import Chain, layer, residual
+    from tapeless.model.memory import saved_bytes
+    from tapeless.model.simple_lm import SimpleLM
+    from tapeless.model.transformer import Transformer
+    from tapeless.ops.op import Op, OpSet
+    from tapeless.ops.reference import REFERENCE
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'tapeless' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,1 @@
+"""Fast versions of the ops, and the one place where a set is chosen."""

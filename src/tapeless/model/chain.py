@@ -1,0 +1,149 @@
+"""Chain: ops one after the other, with residual branches, and their backwards in reverse. For models of one's own.
+
+    chain = Chain(
+        layer("embed", EMBED, w=(V, C)),
+        residual(layer("norm", RMS_NORM, w=(C,), eps=1e-5), layer("mix", LINEAR, w=(C, C), b=None)),
+        layer("head", LINEAR, w=(V, C), b=(V,)),
+    )
+    logits = chain.forward(tokens)
+    chain.backward(dlogits)          # chain.grads["mix.w"], …
+
+Exact gradients without a tape: each op knows its own, and the order is the list read backwards."""
+
+import inspect
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from tapeless.errors import ConfigError, OrderError
+from tapeless.model.init import initialize
+from tapeless.model.params import FlatLayout, ParamSpec, ParamStore
+from tapeless.ops.embed import EMBED
+from tapeless.ops.op import Op
+
+
+class Layer(NamedTuple):
+    """One op of one activation, the shapes of its parameters, and its settings."""
+
+    name: str
+    op: Op
+    shapes: dict[str, tuple[int, ...] | None]  # None: the op goes without that parameter
+    settings: dict[str, Any]
+
+    def specs(self) -> list[ParamSpec]:
+        matrix = "embedding" if self.op is EMBED else "linear"
+        return [
+            ParamSpec(
+                name=f"{self.name}.{key}",
+                shape=shape,
+                init=matrix if len(shape) > 1 else "zeros" if key.startswith("b") else "ones",
+                decay=len(shape) > 1,
+                shard_axis=None,
+            )
+            for key, shape in self.shapes.items()
+            if shape is not None
+        ]
+
+    def forward(self, x: Tensor, params: Mapping[str, Tensor]) -> tuple[Tensor, Any]:
+        weights = {key: params.get(f"{self.name}.{key}") for key in self.shapes}
+        return self.op.forward(x, **weights, **self.settings)
+
+    def backward(self, dy: Tensor, saved: Any, params: Mapping[str, Tensor], grads: Mapping[str, Tensor]) -> Tensor | None:
+        weights = {key: params.get(f"{self.name}.{key}") for key in self.shapes}
+        dweights = {f"d{key}": grads.get(f"{self.name}.{key}") for key in self.shapes}
+        wanted = inspect.signature(self.op.backward).parameters
+        settings = {key: value for key, value in self.settings.items() if key in wanted}
+        return self.op.backward(dy, saved, **weights, **dweights, **settings)
+
+
+class Residual(NamedTuple):
+    """y = x + branch(x), hence dx = dy + branch backward(dy)."""
+
+    branch: tuple[Any, ...]
+
+    def specs(self) -> list[ParamSpec]:
+        return [spec for part in self.branch for spec in part.specs()]
+
+    def forward(self, x: Tensor, params: Mapping[str, Tensor]) -> tuple[Tensor, Any]:
+        y, saved = _run(self.branch, x, params)
+        return x + y, saved
+
+    def backward(self, dy: Tensor, saved: Any, params: Mapping[str, Tensor], grads: Mapping[str, Tensor]) -> Tensor:
+        dx = _run_back(self.branch, dy, saved, params, grads)
+        assert dx is not None, "a residual branch cannot begin with integers"
+        return dy + dx
+
+
+def layer(name: str, op: Op, **options: Any) -> Layer:
+    """A parameter's shape is a tuple, and None leaves the parameter out; everything else is a setting of the op."""
+    shapes = {key: value for key, value in options.items() if value is None or isinstance(value, tuple)}
+    return Layer(name, op, shapes, {key: value for key, value in options.items() if key not in shapes})
+
+
+def residual(*branch: Layer | Residual) -> Residual:
+    return Residual(branch)
+
+
+def _run(parts: tuple[Any, ...], x: Tensor, params: Mapping[str, Tensor]) -> tuple[Tensor, list[Any]]:
+    saved = []
+    for part in parts:
+        x, part_saved = part.forward(x, params)
+        saved.append(part_saved)
+    return x, saved
+
+
+def _run_back(
+    parts: tuple[Any, ...], dy: Tensor, saved: list[Any], params: Mapping[str, Tensor], grads: Mapping[str, Tensor]
+) -> Tensor | None:
+    dx: Tensor | None = dy
+    for part in reversed(parts):
+        dx = part.backward(dx, saved.pop(), params, grads)
+    return dx
+
+
+class Chain:
+    def __init__(
+        self,
+        *parts: Layer | Residual,
+        seed: int = 0,
+        device: str | torch.device = "cpu",
+        dtype: str = "float32",
+        init: str = "kaiming",
+    ):
+        self.parts = parts
+        specs = [spec for part in parts for spec in part.specs()]
+        names = [spec.name for spec in specs]
+        for name in names:
+            if names.count(name) > 1:
+                raise ConfigError(f"two layers of the chain own a parameter {name!r}; give them different names")
+        self.store = ParamStore(FlatLayout(specs), torch.device(device), dtype)
+        self._compute = self.store.layout.views(self.store.compute_flat)
+        initialize(self.store, init, len(parts), seed)
+        self._saved: list[Any] | None = None
+
+    @property
+    def params(self) -> Mapping[str, Tensor]:
+        return self.store.params
+
+    @property
+    def grads(self) -> Mapping[str, Tensor]:
+        return self.store.grads
+
+    def zero_grads(self) -> None:
+        self.store.flat_grads.zero_()
+
+    def forward(self, x: Tensor, *, keep: bool = True) -> Tensor:
+        self.store.refresh()
+        y, saved = _run(self.parts, x, self._compute)
+        if keep:
+            self._saved = saved
+        return y
+
+    def backward(self, dy: Tensor) -> Tensor | None:
+        """Accumulate into `grads` and return the input's gradient, None where the input was integers."""
+        if self._saved is None:
+            raise OrderError("backward without a forward: call forward(x) before each")
+        saved, self._saved = self._saved, None
+        return _run_back(self.parts, dy, saved, self._compute, self.store.grads)

@@ -1,0 +1,48 @@
+"""What a model accepts, checked before anything is computed: a wrong id is an error with its place, never clamped."""
+
+import torch
+from torch import Tensor
+
+from tapeless.errors import InputError
+from tapeless.ops.cross_entropy import IGNORED
+
+
+def _check_ids(what: str, ids: Tensor, device: torch.device) -> None:
+    if ids.dtype != torch.int64:
+        raise InputError(f"{what} must be int64, got {str(ids.dtype).removeprefix('torch.')}; convert with .long()")
+    if ids.dim() != 2:
+        raise InputError(f"{what} must have the shape (batch, time), got {tuple(ids.shape)}")
+    if ids.numel() == 0:
+        raise InputError(f"{what} are an empty batch of shape {tuple(ids.shape)}")
+    if ids.device.type != device.type:
+        raise InputError(f"{what} are on {ids.device}, the model is on {device}")
+
+
+def _check_range(what: str, ids: Tensor, bad: Tensor, vocab_size: int) -> None:
+    if bad.any():
+        row, column = bad.nonzero()[0].tolist()
+        raise InputError(
+            f"{what} [{row}, {column}] is {ids[row, column].item()}, outside the vocabulary of {vocab_size} (0 to {vocab_size - 1})"
+        )
+
+
+def _check_same_shape(what: str, x: Tensor, tokens: Tensor) -> None:
+    if x.shape != tokens.shape:
+        raise InputError(f"{what} have the shape {tuple(x.shape)}, tokens {tuple(tokens.shape)}; they must be equal")
+
+
+def check_tokens(tokens: Tensor, vocab_size: int, device: torch.device) -> None:
+    _check_ids("tokens", tokens, device)
+    _check_range("token", tokens, (tokens < 0) | (tokens >= vocab_size), vocab_size)
+
+
+def check_targets(targets: Tensor, tokens: Tensor, vocab_size: int) -> None:
+    _check_ids("targets", targets, tokens.device)
+    _check_same_shape("targets", targets, tokens)
+    bad = ((targets < 0) | (targets >= vocab_size)) & (targets != IGNORED)
+    _check_range("target", targets, bad, vocab_size)
+
+
+def check_documents(documents: Tensor, tokens: Tensor) -> None:
+    _check_ids("documents", documents, tokens.device)
+    _check_same_shape("documents", documents, tokens)

@@ -1,0 +1,41 @@
+"""Initial values. Each parameter has a seed of its own, made from the run's seed and its name: the same values on any device,
+in any dtype and on any number of ranks, and no two alike.
+
+    scaled-normal   N(0, 0.02^2); the maps that end a sublayer divided by (2L)^(1/2), so that the residual stream keeps its size
+    kaiming         N(0, 2 / fan_in)
+    xavier          uniform in ± (6 / (fan_in + fan_out))^(1/2)
+Embeddings are N(0, 0.02^2) in all three, norms 1, biases 0."""
+
+import hashlib
+import math
+
+import torch
+from torch import Tensor
+
+from tapeless.model.params import ParamSpec, ParamStore
+
+STD = 0.02
+
+
+def param_seed(seed: int, name: str) -> int:
+    return int.from_bytes(hashlib.sha256(f"{seed}/{name}".encode()).digest()[:8], "little")
+
+
+def initial_values(spec: ParamSpec, scheme: str, num_layers: int, seed: int) -> Tensor:  # spec.shape, float32 on the CPU
+    if spec.init in ("ones", "zeros"):
+        return torch.full(spec.shape, 1.0 if spec.init == "ones" else 0.0)
+    generator = torch.Generator().manual_seed(param_seed(seed, spec.name))
+    if spec.init == "embedding":
+        return torch.randn(spec.shape, generator=generator) * STD
+    fan_out, fan_in = spec.shape
+    if scheme == "kaiming":
+        return torch.randn(spec.shape, generator=generator) * math.sqrt(2 / fan_in)
+    if scheme == "xavier":
+        return (2 * torch.rand(spec.shape, generator=generator) - 1) * math.sqrt(6 / (fan_in + fan_out))
+    depth = math.sqrt(2 * num_layers) if spec.init == "residual" else 1.0
+    return torch.randn(spec.shape, generator=generator) * (STD / depth)
+
+
+def initialize(store: ParamStore, scheme: str, num_layers: int, seed: int) -> None:
+    for name, spec in store.layout.specs.items():
+        store.params[name].copy_(initial_values(spec, scheme, num_layers, seed))

@@ -1,0 +1,48 @@
+"""What a forward keeps for its backward, in bytes by name, known before it runs.
+
+The names are those of the code: block.py and sublayers.py say which policy keeps what. Inputs (tokens, targets, documents)
+are the caller's and do not count."""
+
+from tapeless.config import ModelConfig
+from tapeless.model.params import DTYPES
+from tapeless.ops.ffn_gate import GATED
+
+
+def saved_bytes(config: ModelConfig, batch_size: int, seq_len: int, recompute: str, dtype: str) -> dict[str, int]:
+    """Name -> bytes, for model.forward on (batch_size, seq_len) tokens with the reference ops."""
+    c, N = config, batch_size * seq_len
+    H, G, D = c.num_heads, c.num_kv_heads, c.head_dim
+    compute = DTYPES[dtype][1].itemsize
+    stat = max(compute, 4)  # norm statistics and log-sum-exps are never narrower than float32
+
+    stream = N * c.hidden_dim * compute  # one residual stream, or one norm's output
+    stats = N * stat * (2 if c.norm == "layer" else 1)
+    qkv = N * (H + 2 * G) * D * compute
+    middle = N * c.intermediate_dim * compute
+
+    attn = {"o": N * H * D * compute, "lse": N * H * stat}
+    ffn = {"gate_up": middle * (2 if c.ffn in GATED else 1)}
+    if recompute == "cheap":
+        attn["qkv"] = qkv
+    else:
+        attn |= {"q": N * H * D * compute, "k": N * G * D * compute, "v": N * G * D * compute}
+        if c.qk_norm:
+            attn |= {"qkv": qkv, "qk_norm.r": N * (H + G) * stat}
+        ffn["h"] = middle
+
+    if recompute == "full":
+        block = {"x": stream}
+    elif c.norm_placement == "pre":
+        block = {"attn_norm.s": stream, "attn_norm.stats": stats, "ffn_norm.s": stream, "ffn_norm.stats": stats}
+        if recompute == "none":
+            block |= {"attn_norm.n": stream, "ffn_norm.n": stream}
+    else:
+        block = {"x": stream, "attn_norm.s": stream, "attn_norm.stats": stats, "ffn_norm.s": stream, "ffn_norm.stats": stats}
+        if recompute == "none":
+            block |= {"attn_norm.n": stream}
+    if recompute != "full":
+        block |= {f"attn.{name}": size for name, size in attn.items()}
+        block |= {f"ffn.{name}": size for name, size in ffn.items()}
+
+    table = {f"blocks.{i}.{name}": size for i in range(c.num_layers) for name, size in block.items()}
+    return table | {"final_norm.s": stream, "final_norm.stats": stats, "head.x": stream, "head.lse": N * stat}

@@ -1,0 +1,95 @@
+"""SimpleLM: embedding, LayerNorm, linear, GELU, linear. No attention: the next token from the last one alone.
+
+It exists to validate everything around a model (data, loss, optimizer, sampling) with a model that cannot be at fault, and
+to show what a Chain looks like in earnest."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tapeless.config import SimpleLMConfig
+from tapeless.errors import OrderError
+from tapeless.model.chain import Chain, layer
+from tapeless.model.check import check_targets, check_tokens
+from tapeless.model.params import count_params
+from tapeless.ops.cross_entropy import CROSS_ENTROPY
+from tapeless.ops.embed import EMBED
+from tapeless.ops.layer_norm import LAYER_NORM
+from tapeless.ops.linear import LINEAR
+from tapeless.ops.pointwise import GELU
+
+
+class SimpleLM:
+    def __init__(
+        self, config: SimpleLMConfig, *, seed: int = 0, device: str | torch.device = "cpu", dtype: str = "float32"
+    ):
+        V, C, F = config.vocab_size, config.hidden_dim, config.intermediate_dim
+        self.config, self.seed, self.dtype, self.device = config, seed, dtype, torch.device(device)
+        self.chain = Chain(
+            layer("embed", EMBED, w=(V, C)),
+            layer("norm", LAYER_NORM, w=(C,), b=(C,), eps=config.norm_eps),
+            layer("hidden", LINEAR, w=(F, C), b=(F,)),
+            layer("gelu", GELU),
+            layer("head", LINEAR, w=(V, F), b=None),
+            seed=seed,
+            device=device,
+            dtype=dtype,
+        )
+        self.store = self.chain.store
+        self._loss: tuple[Any, int | None] | None = None
+
+    @property
+    def params(self) -> Mapping[str, Tensor]:
+        return self.chain.params
+
+    @property
+    def grads(self) -> Mapping[str, Tensor]:
+        return self.chain.grads
+
+    @property
+    def num_params(self) -> int:
+        return count_params(self.store.layout.specs.values())
+
+    def zero_grads(self) -> None:
+        self.chain.zero_grads()
+
+    def forward(
+        self,
+        tokens: Tensor,  # (B, T) int64
+        targets: Tensor,  # (B, T) int64; -100 is ignored
+        *,
+        num_targets: int | None = None,
+    ) -> Tensor:  # loss ()
+        logits = self.logits(tokens, keep=True)
+        check_targets(targets, tokens, self.config.vocab_size)
+        loss, saved = CROSS_ENTROPY.forward(logits, targets, num_targets=num_targets)
+        self._loss = (saved, num_targets)
+        return loss
+
+    def backward(
+        self,
+        dlogits: Tensor | None = None,  # (B, T, V)
+    ) -> None:
+        """Accumulate the gradient of the last forward's loss, or of <dlogits, logits>, into `grads`."""
+        if dlogits is None:
+            if self._loss is None:
+                raise OrderError("backward() without a forward(tokens, targets) before it")
+            saved, num_targets = self._loss
+            dlogits = CROSS_ENTROPY.backward(1.0, saved, num_targets=num_targets)
+        self._loss = None
+        self.chain.backward(dlogits)
+
+    def loss(self, tokens: Tensor, targets: Tensor, *, num_targets: int | None = None) -> Tensor:  # ()
+        """The loss for evaluation: nothing is kept."""
+        logits = self.logits(tokens)
+        check_targets(targets, tokens, self.config.vocab_size)
+        return CROSS_ENTROPY.forward(logits, targets, num_targets=num_targets)[0]
+
+    def logits(self, tokens: Tensor, *, keep: bool = False) -> Tensor:  # (B, T, V)
+        check_tokens(tokens, self.config.vocab_size, self.device)
+        logits = self.chain.forward(tokens, keep=keep)
+        if not torch.isfinite(logits).all():
+            self.store.raise_if_non_finite()
+        return logits

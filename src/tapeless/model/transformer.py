@@ -1,0 +1,276 @@
+"""The transformer: forward, and backward as its mirror image.
+
+    embed -> positions -> dropout -> block 0 … block L-1 -> final norm -> head and loss
+What forward keeps is a plain record; backward takes the blocks' parts from it one by one, last first, and each is freed as
+soon as it is used. Training, evaluation and decoding all go through `_trunk`."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from tapeless.config import ModelConfig, nearest
+from tapeless.errors import ConfigError, InputError, OrderError
+from tapeless.kernels.choose import choose
+from tapeless.model.block import BlockSaved, block_backward, block_forward
+from tapeless.model.check import check_documents, check_targets, check_tokens
+from tapeless.model.decode import KVCache
+from tapeless.model.init import initialize
+from tapeless.model.params import DTYPES, FlatLayout, ParamStore, count_params, transformer_specs
+from tapeless.model.sublayers import BlockParams, Call, Dropout, Params, drop_backward, drop_forward
+from tapeless.ops.positions import POSITIONS
+from tapeless.ops.softcap import SOFTCAP
+
+RECOMPUTE = ("none", "cheap", "full")
+
+
+class Kept(NamedTuple):
+    """What a forward leaves for its backward."""
+
+    call: Call
+    embed: Any
+    blocks: list[BlockSaved]  # backward pops from the end
+    final_norm: Any
+    head: Any  # of the loss, or of the head's product where logits were asked for
+    softcap: Any
+    loss_options: dict[str, Any] | None  # None: the forward ended at the logits
+
+
+class TransformerParams(NamedTuple):
+    """The parameters, or the gradients, as the ops take them."""
+
+    embed: Tensor  # (V, C)
+    positions: Tensor | None  # (Tmax, C)
+    blocks: list[BlockParams]
+    final_norm: Params
+    head: Tensor  # (V, C); a tied model's is the embedding, whose gradient then collects from both ends
+
+
+def structured(config: ModelConfig, layout: FlatLayout, flat: Tensor) -> TransformerParams:
+    """The flat buffer, seen through the views that the ops take."""
+    views = layout.views(flat)
+
+    def norm(name: str) -> Params:
+        return (views[f"{name}.w"],) if config.norm == "rms" else (views[f"{name}.w"], views.get(f"{name}.b"))
+
+    def block(i: int) -> BlockParams:
+        attn, ffn = f"blocks.{i}.attn", f"blocks.{i}.ffn"
+        return BlockParams(
+            attn_norm=norm(f"{attn}_norm"),
+            qkv=tuple(layout.joined(flat, *(f"{attn}.{kind}{x}" for x in "qkv")) for kind in "wb"),
+            qk_norm=(views.get(f"{attn}.q_norm.w"), views.get(f"{attn}.k_norm.w")),
+            wo=(views[f"{attn}.wo"], views.get(f"{attn}.bo")),
+            ffn_norm=norm(f"{ffn}_norm"),
+            up=tuple(layout.joined(flat, f"{ffn}.{kind}_gate", f"{ffn}.{kind}_up") for kind in "wb"),
+            down=(views[f"{ffn}.w_down"], views.get(f"{ffn}.b_down")),
+        )
+
+    return TransformerParams(
+        embed=views["embed.w"],
+        positions=views.get("pos.w"),
+        blocks=[block(i) for i in range(config.num_layers)],
+        final_norm=norm("final_norm"),
+        head=views["embed.w" if config.tie_embeddings else "head.w"],
+    )
+
+
+class Transformer:
+    """A decoder-only transformer with explicit gradients.
+
+    loss = model.forward(tokens, targets); model.backward(); then read or use model.grads, a mapping by name."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        *,
+        seed: int = 0,
+        device: str | torch.device = "cpu",
+        dtype: str = "float32",
+        ops: str = "auto",
+        recompute: str = "none",
+    ):
+        if dtype not in DTYPES:
+            raise ConfigError(f"unknown dtype {dtype!r}; {nearest(dtype, DTYPES)}")
+        if recompute not in RECOMPUTE:
+            raise ConfigError(f"unknown recompute policy {recompute!r}; {nearest(recompute, RECOMPUTE)}")
+        self.config, self.seed, self.dtype, self.recompute = config, seed, dtype, recompute
+        self.device = torch.device(device)
+        self.ops, self.ops_reason = choose(ops, self.device, dtype)
+        self.store = ParamStore(FlatLayout(transformer_specs(config)), self.device, dtype)
+        initialize(self.store, config.init, config.num_layers, seed)
+        self._p = structured(config, self.store.layout, self.store.compute_flat)
+        self._g = structured(config, self.store.layout, self.store.flat_grads)
+        self._grad_parts = self.store.layout.parts(self.store.flat_grads)
+        self._kept: Kept | None = None
+
+    @property
+    def params(self) -> Mapping[str, Tensor]:
+        return self.store.params
+
+    @property
+    def grads(self) -> Mapping[str, Tensor]:
+        return self.store.grads
+
+    @property
+    def num_params(self) -> int:
+        return count_params(self.store.layout.specs.values())
+
+    def zero_grads(self) -> None:
+        self.store.flat_grads.zero_()
+
+    def forward(
+        self,
+        tokens: Tensor,  # (B, T) int64
+        targets: Tensor,  # (B, T) int64; -100 is ignored
+        *,
+        num_targets: int | None = None,
+        step: int | None = None,
+        first_sample: int = 0,
+        documents: Tensor | None = None,  # (B, T) int64
+    ) -> Tensor:  # loss ()
+        """The loss, and everything backward needs.
+
+        num_targets: what the sum is divided by; the valid targets of all micro-batches and ranks together, by default of
+        this batch. step and first_sample (the global index of the first row) drive dropout. documents: attention stays
+        within positions of equal value."""
+        self._check(tokens, targets, documents)
+        if num_targets is not None and num_targets < 1:
+            raise InputError(f"num_targets must be at least 1, got {num_targets}")
+        n, kept = self._trunk(tokens, self._call(documents, self._dropout(step, first_sample)), keep=True)
+        options = self._loss_options(num_targets)
+        loss, head = self.ops.linear_cross_entropy.forward(n, targets, self._p.head, **options)
+        self._kept = kept._replace(head=head, loss_options=options)
+        return self._finite(loss)
+
+    def loss(
+        self,
+        tokens: Tensor,  # (B, T) int64
+        targets: Tensor,  # (B, T) int64; -100 is ignored
+        *,
+        num_targets: int | None = None,
+        documents: Tensor | None = None,  # (B, T) int64
+    ) -> Tensor:  # ()
+        """The loss for evaluation: nothing is kept, nothing is dropped out."""
+        self._check(tokens, targets, documents)
+        n, _ = self._trunk(tokens, self._call(documents), keep=False)
+        return self._finite(
+            self.ops.linear_cross_entropy.forward(n, targets, self._p.head, **self._loss_options(num_targets))[0]
+        )
+
+    def logits(
+        self,
+        tokens: Tensor,  # (B, T) int64
+        *,
+        keep: bool = False,
+        kv_cache: KVCache | None = None,
+        documents: Tensor | None = None,  # (B, T) int64
+    ) -> Tensor:  # (B, T, V)
+        """Logits of every position. keep: backward(dlogits) may follow. kv_cache: tokens continue those it holds."""
+        self._check(tokens, None, documents)
+        if kv_cache is not None:
+            if keep or documents is not None:
+                raise InputError("logits with a kv_cache cannot be kept for backward, nor be given documents")
+            kv_cache.expect(*tokens.shape)
+        n, kept = self._trunk(tokens, self._call(documents, kv_cache=kv_cache), keep)
+        logits, head = self.ops.linear.forward(n, self._p.head, None)
+        softcap = None
+        if self.config.logit_softcap:
+            logits, softcap = SOFTCAP.forward(logits, cap=self.config.logit_softcap)
+        if keep:
+            self._kept = kept._replace(head=head, softcap=softcap)
+        if kv_cache is not None:
+            kv_cache.length += tokens.shape[1]
+        return self._finite(logits)
+
+    def kv_cache(self, batch_size: int, capacity: int) -> KVCache:
+        return KVCache(self.config, batch_size, capacity, self.device, self.store.compute_flat.dtype)
+
+    def backward(
+        self,
+        dlogits: Tensor | None = None,  # (B, T, V)
+        *,
+        on_grads_ready: Callable[[Tensor], None] | None = None,
+    ) -> None:
+        """Accumulate the gradient of the last forward's loss, or of <dlogits, logits>, into `grads`.
+
+        on_grads_ready is handed each stretch of the flat gradients as soon as it is complete, the head's first, then block
+        by block, the embedding's last: what a reduction over ranks may start on."""
+        kept, ready = self._kept, on_grads_ready or (lambda grads: None)
+        if kept is None:
+            raise OrderError("backward without a forward: call forward(tokens, targets), or logits(tokens, keep=True), before each")
+        if (dlogits is None) == (kept.loss_options is None):
+            raise OrderError(
+                "backward() follows forward(tokens, targets); backward(dlogits) follows logits(tokens, keep=True)"
+            )
+        self._kept = None
+        p, g, call, c = self._p, self._g, kept.call, self.config
+        dn = self._head_backward(dlogits, kept)
+        dx = self.ops.add_norm[c.norm].backward(None, dn, kept.final_norm, *p.final_norm, *g.final_norm)
+        ready(self._grad_parts["head"])
+        for i in reversed(range(c.num_layers)):
+            dx = block_backward(dx, kept.blocks.pop(), p.blocks[i], g.blocks[i], call, i)
+            ready(self._grad_parts[f"blocks.{i}"])
+        dx = drop_backward(dx, call, "embed")
+        if p.positions is not None:
+            dx = POSITIONS.backward(dx, None, p.positions, g.positions)
+        self.ops.embed.backward(dx, kept.embed, p.embed, g.embed)
+        ready(self._grad_parts["embed"])
+
+    def _trunk(self, tokens: Tensor, call: Call, keep: bool) -> tuple[Tensor, Kept]:  # n (B, T, C)
+        """Everything before the head."""
+        self.store.refresh()
+        p, c = self._p, self.config
+        x, embed = self.ops.embed.forward(tokens, p.embed)
+        if p.positions is not None:
+            x, _ = POSITIONS.forward(x, p.positions, offset=call.offset)
+        x, delta = drop_forward(x, call, "embed"), None
+        blocks = []
+        for i in range(c.num_layers):
+            x, delta, saved = block_forward(x, delta, p.blocks[i], call, i)
+            if keep:
+                blocks.append(saved)
+        _, n, final_norm = self.ops.add_norm[c.norm].forward(x, delta, *p.final_norm, eps=c.norm_eps)
+        return n, Kept(call, embed, blocks, final_norm, None, None, None)
+
+    def _head_backward(self, dlogits: Tensor | None, kept: Kept) -> Tensor:  # dn (B, T, C)
+        p, g = self._p, self._g
+        if dlogits is None:
+            return self.ops.linear_cross_entropy.backward(1.0, kept.head, p.head, g.head, **kept.loss_options)
+        if kept.softcap is not None:
+            dlogits = SOFTCAP.backward(dlogits, kept.softcap, cap=self.config.logit_softcap)
+        return self.ops.linear.backward(dlogits, kept.head, p.head, None, g.head, None)
+
+    def _loss_options(self, num_targets: int | None) -> dict[str, Any]:
+        c = self.config
+        return {
+            "num_targets": num_targets,
+            "label_smoothing": c.label_smoothing,
+            "z_loss": c.z_loss,
+            "softcap": c.logit_softcap,
+        }
+
+    def _call(
+        self, documents: Tensor | None, dropout: Dropout | None = None, kv_cache: KVCache | None = None
+    ) -> Call:
+        return Call(self.config, self.ops, self.recompute, documents, dropout, kv_cache)
+
+    def _dropout(self, step: int | None, first_sample: int) -> Dropout | None:
+        if self.config.dropout == 0:
+            return None
+        if step is None:
+            raise InputError("this model has dropout, whose masks depend on the step: pass step=; to evaluate, use loss()")
+        return Dropout(self.config.dropout, self.seed, step, first_sample)
+
+    def _check(self, tokens: Tensor, targets: Tensor | None, documents: Tensor | None) -> None:
+        check_tokens(tokens, self.config.vocab_size, self.device)
+        if targets is not None:
+            check_targets(targets, tokens, self.config.vocab_size)
+        if documents is not None:
+            check_documents(documents, tokens)
+
+    def _finite(self, result: Tensor) -> Tensor:
+        """Bad weights are named where they show; a bad result of good weights is the caller's to judge."""
+        if not torch.isfinite(result).all():
+            self.store.raise_if_non_finite()
+        return result

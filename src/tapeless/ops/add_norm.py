@@ -1,0 +1,48 @@
+"""The residual sum and the norm that reads it, as one op.
+
+    s = x + delta         n = norm(s)
+Backward. s is read twice, by the norm and by the next sum (ds), and x and delta receive the same:
+    dx = ddelta = ds + dnorm/ds
+One tensor is therefore returned for both. delta = None: the first norm of a model, s = x. ds = None: nothing but the norm
+reads s (post-norm, and the last norm of a model).
+Saved: what the norm saves, whose x is s. Composed of the norms here; a kernel does it in one pass.
+Judged by: tests/ops/test_add_norm.py."""
+
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from tapeless.ops.layer_norm import LAYER_NORM
+from tapeless.ops.op import Op
+from tapeless.ops.rms_norm import RMS_NORM
+
+
+class AddNormSaved(NamedTuple):
+    norm: Any  # the norm's own record, which holds s (..., C)
+
+
+def _add_norm(norm: Op) -> Op:
+    def forward(
+        x: Tensor,  # (..., C)
+        delta: Tensor | None,  # (..., C)
+        *params: Tensor | None,  # the norm's
+        eps: float,
+    ) -> tuple[Tensor, Tensor, AddNormSaved]:  # s (..., C), n (..., C)
+        s = x if delta is None else x + delta
+        n, norm_saved = norm.forward(s, *params, eps=eps)
+        return s, n, AddNormSaved(norm_saved)
+
+    def backward(
+        ds: Tensor | None,  # (..., C)
+        dn: Tensor,  # (..., C)
+        saved: AddNormSaved,
+        *params_and_dparams: Tensor | None,  # the norm's; gradients accumulated into
+    ) -> Tensor:  # dx (..., C), which is ddelta too
+        dx = norm.backward(dn, saved.norm, *params_and_dparams)
+        return dx if ds is None else dx + ds
+
+    return Op(forward, backward)
+
+
+ADD_RMS_NORM = _add_norm(RMS_NORM)
+ADD_LAYER_NORM = _add_norm(LAYER_NORM)

@@ -1,0 +1,90 @@
+"""The output product and its loss as one op, a few rows at a time: the N x V logits never stand in memory at once.
+
+    logits = x w'         loss = cross_entropy(logits, targets)
+Backward, for each block of rows, its logits computed again:
+    dlogits = cross_entropy backward       dx = dlogits w       dw += dlogits' x
+Saved: x, targets and lse. The block is sized so that its logits are CHUNK elements whatever V is.
+Judged by: tests/ops/test_linear_cross_entropy.py."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from tapeless.ops.cross_entropy import (
+    CrossEntropySaved,
+    cross_entropy_backward,
+    cross_entropy_forward,
+    valid_targets,
+)
+from tapeless.ops.numerics import accumulation_dtype, add_product, rows
+from tapeless.ops.op import Op
+
+CHUNK = 2**20  # logits alive at a time
+
+
+class LinearCrossEntropySaved(NamedTuple):
+    x: Tensor  # (..., C)
+    targets: Tensor  # (...) int64
+    lse: Tensor  # (N, 1)  accumulation dtype
+
+
+def chunk_rows(V: int) -> int:
+    return max(1, CHUNK // V)
+
+
+def linear_cross_entropy_forward(
+    x: Tensor,  # (..., C)
+    targets: Tensor,  # (...) int64; -100 is ignored
+    w: Tensor,  # (V, C)
+    *,
+    num_targets: int | None = None,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    softcap: float = 0.0,
+) -> tuple[Tensor, LinearCrossEntropySaved]:  # loss ()
+    count = num_targets or valid_targets(targets)
+    loss = torch.zeros((), dtype=accumulation_dtype(x), device=x.device)
+    lse = []
+    n = chunk_rows(w.shape[0])
+    for xc, tc in zip(rows(x).split(n), targets.reshape(-1).split(n), strict=True):
+        chunk_loss, chunk = cross_entropy_forward(
+            xc @ w.t(), tc, num_targets=count, label_smoothing=label_smoothing, z_loss=z_loss, softcap=softcap
+        )
+        loss += chunk_loss
+        lse.append(chunk.lse)
+    return loss, LinearCrossEntropySaved(x, targets, torch.cat(lse))
+
+
+def linear_cross_entropy_backward(
+    dloss: Tensor | float,  # ()
+    saved: LinearCrossEntropySaved,
+    w: Tensor,  # (V, C)
+    dw: Tensor | None,  # (V, C)  accumulated into
+    *,
+    num_targets: int | None = None,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    softcap: float = 0.0,
+) -> Tensor:  # dx (..., C)
+    x, targets, lse = saved
+    count = num_targets or valid_targets(targets)
+    dx = torch.empty_like(rows(x))
+    n = chunk_rows(w.shape[0])
+    chunks = zip(rows(x).split(n), targets.reshape(-1).split(n), lse.split(n), dx.split(n), strict=True)
+    for xc, tc, lse_c, dx_c in chunks:
+        dlogits = cross_entropy_backward(
+            dloss,
+            CrossEntropySaved(xc @ w.t(), tc, lse_c),
+            num_targets=count,
+            label_smoothing=label_smoothing,
+            z_loss=z_loss,
+            softcap=softcap,
+        )
+        torch.mm(dlogits, w, out=dx_c)
+        if dw is not None:
+            add_product(dw, dlogits.t(), xc)
+    return dx.view(x.shape)
+
+
+LINEAR_CROSS_ENTROPY = Op(linear_cross_entropy_forward, linear_cross_entropy_backward)

@@ -1,0 +1,55 @@
+"""What an op is: a forward with its backward, and the record of what passes between them.
+
+    y…, saved = forward(activations…, params…, *, scalars)
+    dx…       = backward(dy…, saved, params…, dparams…, *, scalars)
+
+- Activation gradients are returned; parameter gradients are accumulated (`+=`) into the buffers handed in, and None
+  there means frozen. Backward writes neither `dy` nor `saved`.
+- `saved` is a NamedTuple private to the implementation (None where nothing is kept): no parameters, no settings.
+- A field of `saved` that bears the name of an activation of the forward, or of its output, *is* that tensor. A recompute
+  policy can therefore drop it by name and hand an equal one back, whatever else the implementation keeps.
+- Ops are holomorphic where they are smooth (no abs, no conjugation; branches look at the real part), so that the complex
+  step can judge them."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeVar
+
+Saved = TypeVar("Saved")
+
+
+class Op(NamedTuple):
+    """The unit of replacement: the two halves share `saved`, so neither is replaced alone."""
+
+    forward: Callable[..., Any]
+    backward: Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class OpSet:
+    """One implementation of everything a transformer is made of. A backend replaces fields; the model only calls them."""
+
+    name: str
+    embed: Op
+    norm: Mapping[str, Op]  # by ModelConfig.norm
+    add_norm: Mapping[str, Op]  # by ModelConfig.norm; its n must equal norm(s) bit for bit
+    qkv_rope: Op
+    attention: Op
+    linear: Op
+    ffn_gate: Mapping[str, Op]  # by ModelConfig.ffn
+    linear_cross_entropy: Op
+    dropout: Op
+
+
+def without(saved: Saved, *names: str) -> Saved:
+    """`saved` with the named activations dropped, so that their memory can go."""
+    if saved is None:
+        return saved
+    return saved._replace(**{name: None for name in names if name in saved._fields})  # type: ignore[attr-defined]
+
+
+def handed_back(saved: Saved, **activations: Any) -> Saved:
+    """`saved` with activations put back that `without` had dropped."""
+    if saved is None:
+        return saved
+    return saved._replace(**{name: x for name, x in activations.items() if name in saved._fields})  # type: ignore[attr-defined]

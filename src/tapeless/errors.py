@@ -8,6 +8,13 @@ class TapelessError(Exception):
     exit_status = 1
 
 
+class UsageError(TapelessError):
+    """A command line that cannot be understood."""
+
+    code = "USAGE"
+    exit_status = 2
+
+
 class ConfigError(TapelessError, ValueError):
     """A configuration that no model can be built from."""
 

@@ -1,0 +1,1 @@
+"""The command line, one file a command. torch is imported inside the commands, so that --help is instant."""

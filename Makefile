@@ -1,0 +1,44 @@
+# Every target sets up what it needs by itself: `make test` works in a fresh clone.
+PYTHON  ?= python3
+VENV    := .venv
+BIN     := $(VENV)/bin
+READY   := $(VENV)/.ready
+WORKERS ?= 2
+
+.DEFAULT_GOAL := help
+.PHONY: help setup lint test test-slow train accept clean
+
+help:  ## show this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/\1|\2/' | awk -F'|' '{printf "  make %-10s %s\n", $$1, $$2}'
+
+setup: $(READY)  ## create .venv and install into it; done again only when the dependencies change
+
+# The constraints matter: an unpinned torch may be another build, gigabytes larger.
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "tapeless needs Python 3.11 or newer, $(PYTHON) is %d.%d; try make PYTHON=python3.11" % sys.version_info[:2])'
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "installing into $(VENV)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+lint: $(READY)  ## ruff check, ruff format --check, mypy
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+# One thread for each worker: two workers with all cores each would wait for one another.
+test: lint  ## lint, then every test but the slow ones
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) -m 'not slow'
+
+test-slow: $(READY)  ## the slow tests alone
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) -m slow
+
+train: $(READY)  ## check the gradients of the default model; there is no trainer yet
+	$(BIN)/tapeless gradcheck
+
+accept: $(READY)  ## measure every claim, print claim, bound, value and verdict
+	$(BIN)/python acceptance/run.py
+
+clean:  ## remove .venv and everything generated
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,48 @@
+"""A claim, its bound, what was measured, and the verdict: what every script in this folder prints and stores.
+
+    claims = Claims("parameter_counts")
+    claims.check("tiny has 132,224 parameters", bound=132224, measured=n, ok=n == 132224)
+    claims.finish(table=rows)        # writes results/parameter_counts.json; exits 1 on a miss"""
+
+import json
+import os
+import platform
+import sys
+from pathlib import Path
+from typing import Any, NoReturn
+
+HOME = Path(__file__).resolve().parent
+RESULTS = HOME / "results"
+
+
+def machine() -> dict[str, Any]:
+    import torch
+
+    model = platform.processor() or platform.machine()
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        names = [line.split(":", 1)[1].strip() for line in cpuinfo.read_text().splitlines() if line.startswith("model name")]
+        model = names[0] if names else model
+    return {
+        "cpu": model,
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "system": platform.system(),
+    }
+
+
+class Claims:
+    def __init__(self, name: str):
+        self.name = name
+        self.rows: list[dict[str, Any]] = []
+
+    def check(self, claim: str, *, bound: Any, measured: Any, ok: bool) -> None:
+        self.rows.append({"claim": claim, "bound": bound, "measured": measured, "ok": bool(ok)})
+        print(f"{'pass' if ok else 'MISS'}  {claim}\n      bound {bound}, measured {measured}", flush=True)
+
+    def finish(self, **data: Any) -> NoReturn:
+        RESULTS.mkdir(exist_ok=True)
+        result = {"name": self.name, "machine": machine(), "claims": self.rows, **data}
+        (RESULTS / f"{self.name}.json").write_text(json.dumps(result, indent=1) + "\n")
+        sys.exit(0 if self.rows and all(row["ok"] for row in self.rows) else 1)

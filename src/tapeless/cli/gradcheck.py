@@ -1,0 +1,115 @@
+"""Check the gradients of a model, of one op, or the checks themselves.
+
+    tapeless gradcheck                        the default model
+    tapeless gradcheck --preset gpt2          a preset; --config FILE takes a TOML file, flags override both
+    tapeless gradcheck --op attention         one op, every variant
+    tapeless gradcheck --mutants              plant known bugs, one at a time, and see that each is found
+
+Exit status: 0 all within bounds, 3 a check failed, 2 the question was wrong."""
+
+import argparse
+import json
+import sys
+
+from tapeless.cli.model_options import add_model_arguments, chosen_model
+
+HELP = "prove the gradients of a model by independent oracles"
+FAILED = 3
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--op", metavar="NAME", help="check one op instead of a model")
+    what.add_argument("--mutant", metavar="NAME", help="plant one bug, by its number or name, and see which levels find it")
+    what.add_argument("--mutants", action="store_true", help="plant every known bug and print which levels find it")
+    parser.add_argument("--seed", type=int, default=0, help="seed of weights, batches and directions (default 0)")
+    parser.add_argument("--json", action="store_true", help="print the findings as JSON")
+    add_model_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.mutants or args.mutant:
+        return check_mutants(args)
+    return check_op(args) if args.op else check_model(args)
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def table(rows: list[tuple[str, ...]]) -> str:
+    """Rows as columns of text; the first row is the heading."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows)
+
+
+def check_model(args: argparse.Namespace) -> int:
+    from tapeless.verify.gradcheck import gradcheck
+
+    name, config = chosen_model(args)
+    report = gradcheck(name, config, seed=args.seed, progress=say)
+    if args.json:
+        print(json.dumps(report.as_json()))
+        return 0 if report.ok else FAILED
+    rows = [("tensor", "shape", "oracles", "nearest to its bound", "error", "bound", "worst at", "")]
+    for tensor, shape, oracles, worst in report.tensors:
+        where = "" if worst.where is None else str(list(worst.where))
+        verdict = "ok" if worst.ok else "FAILED"
+        size = "x".join(map(str, shape))
+        rows.append((tensor, size, str(oracles), worst.oracle, f"{worst.error:.1e}", f"{worst.bound:.0e}", where, verdict))
+    print(table(rows))
+    print(f"\n{len(report.findings)} checks of {report.parameters:,} parameters in {len(report.tensors)} tensors;")
+    print(f"three directions through the model {report.scope}")
+    step = report.step
+    print(f"one step downhill: loss {step.before:.6f} -> {step.after:.6f} (the gradient alone foretells {step.expected:.6f})")
+    for finding in report.failures:
+        print(finding)
+    print("gradients agree with every oracle" if report.ok else f"{len(report.failures)} checks FAILED")
+    return 0 if report.ok else FAILED
+
+
+def check_op(args: argparse.Namespace) -> int:
+    from tapeless.verify.op_levels import level_1
+
+    findings = list(level_1(args.op))
+    failures = [finding for finding in findings if not finding.ok]
+    if args.json:
+        print(json.dumps({"op": args.op, "ok": not failures, "findings": [{**f._asdict(), "ok": f.ok} for f in findings]}))
+        return FAILED if failures else 0
+    rows = [("check", "gradient", "oracle", "error", "bound", "worst at", "")]
+    for f in findings:
+        where = "" if f.where is None else str(list(f.where))
+        rows.append((f.check, f.tensor, f.oracle, f"{f.error:.1e}", f"{f.bound:.0e}", where, "ok" if f.ok else "FAILED"))
+    print(table(rows))
+    print(f"\n{len(findings)} checks of {args.op}: " + (f"{len(failures)} FAILED" if failures else "all within bounds"))
+    return FAILED if failures else 0
+
+
+def check_mutants(args: argparse.Namespace) -> int:
+    from tapeless.config import nearest
+    from tapeless.errors import UsageError
+    from tapeless.verify.hugging_face import missing
+    from tapeless.verify.levels import LEVELS
+    from tapeless.verify.mutant_table import MUTANTS
+    from tapeless.verify.mutants import TWO_LEVELS, MutantResult, run_mutants, share_killed_twice, survivors
+
+    reason = missing()
+    if reason:
+        say(f"L3 is left out: {reason}")
+    names = {mutant.name: mutant.number for mutant in MUTANTS}
+    if args.mutant and args.mutant not in [*names, *names.values()]:
+        raise UsageError(f"unknown mutant {args.mutant!r}; {nearest(args.mutant, names)}")
+
+    def show(result: MutantResult) -> None:
+        marks = "  ".join(level if level in result.killed_by else "··" for level in LEVELS)
+        say(f"{result.number:>4}  {marks}  {result.name}")
+
+    results = run_mutants([names.get(args.mutant, args.mutant)] if args.mutant else None, progress=show)
+    alive, twice = survivors(results), share_killed_twice(results)
+    if args.json:
+        print(json.dumps({"mutants": [result._asdict() for result in results]}))
+    elif args.mutant:
+        print("\n".join(results[0].killed_by.values()) or "no level noticed")
+    else:
+        print(f"{len(results) - len(alive)} of {len(results)} mutants killed, {twice:.0%} by two or more levels")
+    return FAILED if alive or (args.mutants and twice < TWO_LEVELS) else 0

@@ -1,0 +1,80 @@
+"""`tapeless`: find the command, run it, turn every failure into one line and an exit status.
+
+    0 done · 1 runtime failure · 2 usage, configuration or input error · 3 verification failed · 4 non-finite numbers"""
+
+import argparse
+import logging
+import re
+import sys
+from typing import NoReturn
+
+import tapeless
+from tapeless.cli import gradcheck
+from tapeless.config import nearest
+from tapeless.errors import TapelessError, UsageError
+
+COMMANDS = {"gradcheck": gradcheck}
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse, with our one-line errors, and the nearest valid flag beside an unknown one."""
+
+    def __init__(self, **options: object):
+        super().__init__(allow_abbrev=False, **options)  # type: ignore[arg-type]
+
+    def error(self, message: str) -> NoReturn:
+        unknown = re.match(r"unrecognized arguments: (--[\w-]+)", message)
+        if unknown:
+            flags = [flag for flag in self._option_string_actions if flag.startswith("--")]
+            message = f"unknown flag {unknown[1]}; {nearest(unknown[1], flags)}"
+        raise UsageError(f"{message} (see {self.prog} --help)")
+
+    def parse_args(self, args=None, namespace=None):  # type: ignore[no-untyped-def, override]
+        """As argparse's, but an unknown flag is reported by the command it was given to, which knows the valid ones."""
+        namespace, rest = self.parse_known_args(args, namespace)
+        if rest:
+            command = getattr(namespace, "parser", self)
+            command.error(f"unrecognized arguments: {' '.join(rest)}")
+        return namespace
+
+
+def build_parser() -> Parser:
+    parser = Parser(prog="tapeless", description="Pretrain transformer language models without an autograd tape.")
+    parser.add_argument("--version", action="version", version=f"tapeless {tapeless.__version__}")
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    parser.add_argument("--verbose", action="store_true", help="log what is decided on the way")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name, module in COMMANDS.items():
+        command = commands.add_parser(name, help=module.HELP, description=module.__doc__)
+        command.formatter_class = argparse.RawDescriptionHelpFormatter
+        module.add_arguments(command)
+        command.set_defaults(run=module.run, parser=command)
+    return parser
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = argparse.Namespace(debug="--debug" in (sys.argv[1:] if argv is None else argv))
+    try:
+        build_parser().parse_args(argv, args)
+        logging.basicConfig(level=logging.INFO if args.verbose else logging.WARNING, format="%(message)s")
+        return args.run(args)
+    except TapelessError as error:
+        if args.debug:
+            raise
+        print(f"error[{error.code}]: {error}", file=sys.stderr)
+        return error.exit_status
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # the reader of our output, such as `head`, has left
+        sys.stderr.close()
+        return 0
+    except Exception as error:
+        if args.debug:
+            raise
+        print(f"error[INTERNAL]: {type(error).__name__}: {error}; run `tapeless --debug …` for the traceback", file=sys.stderr)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

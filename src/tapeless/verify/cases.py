@@ -1,0 +1,339 @@
+"""Every op in every variant that matters, with the inputs that expose it and the twin that judges it.
+
+A case is named `op file[variant]`. Its op can be replaced (`dataclasses.replace(case, op=…)`, or `cases_of` for a whole set):
+the same cases, oracles and bounds judge every kernel."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tapeless.config import nearest
+from tapeless.errors import ConfigError
+from tapeless.ops import linear_cross_entropy
+from tapeless.ops.add_norm import ADD_LAYER_NORM, ADD_RMS_NORM
+from tapeless.ops.attention import ATTENTION
+from tapeless.ops.broadcast import ADD, MUL
+from tapeless.ops.cross_entropy import CROSS_ENTROPY
+from tapeless.ops.dropout import DROPOUT, dropout_key
+from tapeless.ops.embed import EMBED
+from tapeless.ops.ffn_gate import GEGLU, SWIGLU
+from tapeless.ops.layer_norm import LAYER_NORM
+from tapeless.ops.linear import LINEAR
+from tapeless.ops.linear_cross_entropy import LINEAR_CROSS_ENTROPY
+from tapeless.ops.matmul import MATMUL
+from tapeless.ops.numerics import accumulation_dtype
+from tapeless.ops.op import Op, OpSet
+from tapeless.ops.pointwise import GELU, RELU, RELU2, SIGMOID, SILU, TANH
+from tapeless.ops.positions import POSITIONS
+from tapeless.ops.qkv_rope import QKV_ROPE
+from tapeless.ops.rms_norm import RMS_NORM
+from tapeless.ops.rope import ROPE
+from tapeless.ops.softcap import SOFTCAP
+from tapeless.ops.softmax import LOG_SOFTMAX, SOFTMAX
+from tapeless.verify import op_fixtures as fixtures
+from tapeless.verify import op_twins as twins
+from tapeless.verify.oracles import Function, Point
+
+Gradients = dict[str, Tensor]  # by the name of the input: the gradient of x is at x
+
+
+@dataclass(frozen=True)
+class OpCase:
+    name: str
+    op: Op
+    build: Callable[[torch.Generator, int], dict[str, Tensor]]  # a builder of op_fixtures.py; an input it leaves out is None
+    twin: Callable[..., Any]  # the independent formula, called with inputs and scalars by name
+    activations: tuple[str, ...] = ("x",)  # in the order of the forward
+    params: tuple[str, ...] = ()
+    outputs: tuple[str, ...] = ("y",)
+    unread: tuple[str, ...] = ()  # outputs that nothing reads, so that their upstream gradient is None
+    scalars: Mapping[str, Any] = field(default_factory=dict)  # of both passes
+    forward_scalars: Mapping[str, Any] = field(default_factory=dict)  # of the forward alone
+    linear_in: tuple[str, ...] = ()  # inputs in which the op is linear, up to a constant
+    wide: tuple[str, ...] = ()  # results that stay in the accumulation dtype from the inputs on: no bfloat16 rounding in them
+    zero_at_one: tuple[str, ...] = ()  # inputs whose gradient is zero by identity where T = 1
+    slot: tuple[str, ...] = ()  # where an OpSet keeps this op
+
+    @property
+    def family(self) -> str:
+        return self.name.partition("[")[0]
+
+    @property
+    def labels(self) -> set[str]:
+        """What a user may call it: the whole name, the op, or a variant."""
+        return {self.name, self.family, *self.name.partition("[")[2].rstrip("]").split(",")} - {""}
+
+    def inputs(self, seed: int = 0, dtype: torch.dtype = torch.float64, T: int = fixtures.T) -> dict[str, Tensor]:
+        """The same numbers in any dtype, rounded to it."""
+        built = self.build(torch.Generator().manual_seed(seed), T)
+        return {name: x.to(dtype) if x.is_floating_point() else x for name, x in built.items()}
+
+    def upstream(self, point: Point, seed: int = 0) -> dict[str, Tensor]:
+        """A random gradient for each output that something reads."""
+        generator = torch.Generator().manual_seed(1000 + seed)
+        outputs, _ = self.forward(point)
+        return {
+            name: fixtures.normal(generator, *y.shape).to(y.dtype) for name, y in outputs.items() if name not in self.unread
+        }
+
+    def forward(self, point: Point) -> tuple[dict[str, Tensor], Any]:
+        names = (*self.activations, *self.params)
+        *outputs, saved = self.op.forward(*(point.get(name) for name in names), **self.forward_scalars, **self.scalars)
+        return dict(zip(self.outputs, outputs, strict=True)), saved
+
+    def backward(self, upstream: Point, saved: Any, point: Point, dparams: Point) -> Gradients:
+        """The activations' gradients; those of the parameters are added to `dparams`. A single tensor that comes back for
+        two activations (add_norm) is the gradient of each."""
+        dx = self.op.backward(
+            *(upstream.get(name) for name in self.outputs),
+            saved,
+            *(point.get(name) for name in self.params),
+            *(dparams.get(name) for name in self.params),
+            **self.scalars,
+        )
+        names = [name for name in self.activations if name in point and point[name].is_floating_point()]
+        returned = (dx,) * len(names) if isinstance(dx, Tensor) else dx or ()
+        return dict(zip(names, returned, strict=True))
+
+    def new_dparams(self, point: Point) -> Gradients:
+        return {
+            name: torch.zeros_like(point[name], dtype=accumulation_dtype(point[name])) for name in self.params if name in point
+        }
+
+    def gradients(self, point: Point, upstream: Point) -> Gradients:
+        """What the op claims, for every input that has a gradient."""
+        dparams = self.new_dparams(point)
+        _, saved = self.forward(point)
+        return {**self.backward(upstream, saved, point, dparams), **dparams}
+
+    def twin_outputs(self, point: Point) -> dict[str, Tensor]:
+        outputs = self.twin(**point, **self.forward_scalars, **self.scalars)
+        return dict(zip(self.outputs, [outputs] if isinstance(outputs, Tensor) else outputs, strict=True))
+
+    def objective(self, upstream: Point) -> Function:
+        """The number whose gradient the op claims: <upstream, outputs>."""
+        return lambda point: _project(upstream, self.forward(point)[0])
+
+    def twin_objective(self, upstream: Point) -> Function:
+        return lambda point: _project(upstream, self.twin_outputs(point))
+
+
+def _project(upstream: Point, outputs: Point) -> Tensor:
+    return torch.stack([(dy * outputs[name]).sum() for name, dy in upstream.items()]).sum()
+
+
+def _in_chunks(op: Op) -> Op:
+    """The same op in blocks of three rows, so that a tiny fixture has several and a last one that is shorter."""
+
+    def small(run: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **scalars: Any) -> Any:
+            whole, linear_cross_entropy.CHUNK = linear_cross_entropy.CHUNK, 3 * fixtures.V
+            try:
+                return run(*args, **scalars)
+            finally:
+                linear_cross_entropy.CHUNK = whole
+
+        return call
+
+    return Op(small(op.forward), small(op.backward))
+
+
+def _simple() -> Iterator[OpCase]:
+    yield OpCase(
+        "embed", EMBED, fixtures.embed, twins.embed, ("tokens",), ("w",), linear_in=("w",), wide=("dw",), slot=("embed",)
+    )
+    for name, offset in (("positions", 0), ("positions[offset]", 4)):
+        scalars = {"offset": offset}
+        yield OpCase(
+            name,
+            POSITIONS,
+            fixtures.positions,
+            twins.positions,
+            ("x",),
+            ("w",),
+            scalars=scalars,
+            linear_in=("x", "w"),
+            wide=("dw",),
+        )
+    for name, build, linear_in in (
+        ("linear", fixtures.linear, ("x", "w")),
+        ("linear[bias]", fixtures.linear_bias, ("x", "w", "b")),
+    ):
+        wide = ("db",) if "b" in linear_in else ()
+        yield OpCase(name, LINEAR, build, twins.linear, ("x",), ("w", "b"), linear_in=linear_in, wide=wide, slot=("linear",))
+    for name, op, build, twin in (
+        ("matmul", MATMUL, fixtures.matmul, twins.matmul),
+        ("broadcast[add]", ADD, fixtures.broadcast, twins.add),
+        ("broadcast[mul]", MUL, fixtures.broadcast, twins.mul),
+    ):
+        yield OpCase(name, op, build, twin, ("a", "b"), linear_in=("a", "b"))
+    yield OpCase("softmax", SOFTMAX, fixtures.logits, twins.softmax, ("x",))
+    yield OpCase("softmax[log]", LOG_SOFTMAX, fixtures.logits, twins.log_softmax, ("x",))
+    yield OpCase("softcap", SOFTCAP, fixtures.logits, twins.capped, ("x",), scalars={"cap": 5.0})
+    yield OpCase(
+        "dropout",
+        DROPOUT,
+        fixtures.dropout,
+        twins.dropout,
+        ("x",),
+        scalars={"p": 0.3, "key": dropout_key(1, 2, "cases"), "first_sample": 3},
+        linear_in=("x",),
+        slot=("dropout",),
+    )
+
+
+def _feed_forward() -> Iterator[OpCase]:
+    yield OpCase("pointwise[sigmoid]", SIGMOID, fixtures.pointwise, twins.sigmoid, ("x",))
+    yield OpCase("pointwise[silu]", SILU, fixtures.pointwise, twins.silu, ("x",))
+    for kind, op, twin in (
+        ("tanh", TANH, twins.tanh),
+        ("gelu", GELU, twins.gelu),
+        ("relu", RELU, twins.relu),
+        ("relu2", RELU2, twins.relu2),
+    ):
+        yield OpCase(f"pointwise[{kind}]", op, fixtures.pointwise, twin, ("x",), slot=("ffn_gate", kind))
+    for kind, op, gated in (("swiglu", SWIGLU, twins.swiglu), ("geglu", GEGLU, twins.geglu)):
+        slot = ("ffn_gate", kind)
+        yield OpCase(f"ffn_gate[{kind}]", op, fixtures.gate_up, gated, ("gate_up",), outputs=("h",), slot=slot)
+
+
+def _norms() -> Iterator[OpCase]:
+    eps = {"eps": fixtures.EPS}
+    rms, layer = ("rms_norm", RMS_NORM, twins.rms_norm, "rms"), ("layer_norm", LAYER_NORM, twins.layer_norm, "layer")
+    for (name, op, twin, kind), build, params in (
+        (rms, fixtures.norm, ("w",)),
+        (layer, fixtures.norm, ("w", "b")),
+        (layer, fixtures.norm_bias, ("w", "b")),
+    ):
+        name, wide = (f"{name}[bias]", ("dw", "db")) if build is fixtures.norm_bias else (name, ("dw",))
+        yield OpCase(name, op, build, twin, ("x",), params, forward_scalars=eps, wide=wide, slot=("norm", kind))
+    add_rms, add_layer = (ADD_RMS_NORM, twins.add_rms_norm, ("w",)), (ADD_LAYER_NORM, twins.add_layer_norm, ("w", "b"))
+    for variant, (op, add_twin, params), build, unread in (
+        ("rms", add_rms, fixtures.add_norm, ()),
+        ("rms,first", add_rms, fixtures.norm, ()),
+        ("rms,last", add_rms, fixtures.add_norm, ("s",)),
+        ("layer", add_layer, fixtures.add_norm, ()),
+        ("layer,bias", add_layer, fixtures.add_norm_bias, ()),
+        ("layer,bias,first,last", add_layer, fixtures.norm_bias, ("s",)),
+    ):
+        yield OpCase(
+            f"add_norm[{variant}]",
+            op,
+            build,
+            add_twin,
+            ("x", "delta"),
+            params,
+            outputs=("s", "n"),
+            unread=unread,
+            forward_scalars=eps,
+            slot=("add_norm", variant.partition(",")[0]),
+        )
+
+
+def _attention() -> Iterator[OpCase]:
+    for name, offset in (("rope", 0), ("rope[offset]", 5)):
+        scalars = {"theta": 100.0, "offset": offset}
+        yield OpCase(name, ROPE, fixtures.rope, twins.rope, ("x",), scalars=scalars, linear_in=("x",))
+    heads = {"num_heads": fixtures.H, "num_kv_heads": fixtures.G, "eps": fixtures.EPS}
+    for variant, build, theta, offset in (
+        ("rope", fixtures.qkv, 100.0, 5),
+        ("split", fixtures.qkv, None, 0),
+        ("norm,rope", fixtures.qkv_norm, 100.0, 5),
+        ("norm", fixtures.qkv_norm, None, 0),
+    ):
+        yield OpCase(
+            f"qkv_rope[{variant}]",
+            QKV_ROPE,
+            build,
+            twins.qkv_rope,
+            ("qkv",),
+            ("wq_norm", "wk_norm"),
+            outputs=("q", "k", "v"),
+            scalars={"theta": theta, "offset": offset},
+            forward_scalars=heads,
+            linear_in=() if "norm" in variant else ("qkv",),
+            wide=("dwq_norm", "dwk_norm") if variant == "norm" else (),
+            slot=("qkv_rope",),
+        )
+    for variant, build in (
+        ("mha", fixtures.attention_mha),
+        ("gqa", fixtures.attention_gqa),
+        ("mqa", fixtures.attention_mqa),
+        ("cache", fixtures.attention_cache),
+        ("documents", fixtures.attention_documents),
+    ):
+        yield OpCase(
+            f"attention[{variant}]",
+            ATTENTION,
+            build,
+            twins.attention,
+            ("q", "k", "v", "documents"),
+            outputs=("o",),
+            linear_in=("v",),
+            zero_at_one=() if variant == "cache" else ("q", "k"),
+            slot=("attention",),
+        )
+
+
+def _losses() -> Iterator[OpCase]:
+    smoothing, z, softcap, count = {"label_smoothing": 0.1}, {"z_loss": 0.02}, {"softcap": 5.0}, {"num_targets": 19}
+    for variant, options in (
+        ("", {}),
+        ("[smoothing]", smoothing),
+        ("[z]", z),
+        ("[softcap]", softcap),
+        ("[count]", count),
+        ("[smoothing,z,softcap,count]", {**smoothing, **z, **softcap, **count}),
+    ):
+        yield OpCase(
+            f"cross_entropy{variant}",
+            CROSS_ENTROPY,
+            fixtures.cross_entropy,
+            twins.cross_entropy,
+            ("logits", "targets"),
+            outputs=("loss",),
+            scalars=options,
+            wide=("loss",),
+        )
+    for variant, op, options in (
+        ("", LINEAR_CROSS_ENTROPY, {}),
+        ("[chunks]", _in_chunks(LINEAR_CROSS_ENTROPY), {}),
+        ("[chunks,smoothing,z,softcap,count]", _in_chunks(LINEAR_CROSS_ENTROPY), {**smoothing, **z, **softcap, **count}),
+    ):
+        yield OpCase(
+            f"linear_cross_entropy{variant}",
+            op,
+            fixtures.linear_cross_entropy,
+            twins.linear_cross_entropy,
+            ("x", "targets"),
+            ("w",),
+            outputs=("loss",),
+            scalars=options,
+            slot=("linear_cross_entropy",),
+        )
+
+
+CASES = (*_simple(), *_feed_forward(), *_norms(), *_attention(), *_losses())
+
+
+def cases(only: str | None = None) -> tuple[OpCase, ...]:
+    """All of them, or those that answer to a name: an op (`attention`), a variant (`gqa`) or a case (`attention[gqa]`)."""
+    if only is None:
+        return CASES
+    chosen = tuple(case for case in CASES if only in case.labels)
+    if not chosen:
+        known = sorted({label for case in CASES for label in case.labels})
+        raise ConfigError(f"no op is named {only!r}; {nearest(only, known)}")
+    return chosen
+
+
+def cases_of(ops: OpSet) -> Iterator[OpCase]:
+    """The cases of every op that a set has, with the set's own ops in them."""
+    for case in CASES:
+        if case.slot:
+            name, *kind = case.slot
+            op = getattr(ops, name)
+            yield replace(case, op=op[kind[0]] if kind else op)

@@ -1,0 +1,159 @@
+"""Models and batches that expose: small, odd, and away from every special value.
+
+At initialisation norms are 1 and biases 0, and a backward that forgets them is right; with square matrices a transpose is
+invisible; with all targets valid a wrong divisor is. The fixtures leave no such shelter."""
+
+import math
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from tapeless.config import AnyModelConfig, ModelConfig, SimpleLMConfig
+from tapeless.model.build import AnyModel, build_model
+from tapeless.model.init import param_seed
+
+# Letters: docs/notation.md. B = 3 leaves room for a sample of nothing but padding. C is 24 or 22.
+B, T, H, D, F, V = 3, 7, 4, 6, 13, 23
+SEED, STEP, FIRST_SAMPLE = 0, 5, 3  # what drives dropout; the last two are not 0, so that one left out shows
+TINY_TOKEN = 3  # its embedding is so short that eps matters in the first norm
+
+
+class Batch(NamedTuple):
+    tokens: Tensor  # (B, T) int64
+    targets: Tensor  # (B, T) int64
+    documents: Tensor | None = None  # (B, T) int64
+
+    def samples(self, *index: int) -> "Batch":
+        """Some of the rows, in this order."""
+        return Batch(*(None if x is None else x[list(index)] for x in self))
+
+
+class ModelCase(NamedTuple):
+    """One architecture as the levels judge it."""
+
+    name: str
+    config: AnyModelConfig
+    recompute: str = "none"
+    documents: bool = False  # whether its batch is cut into documents
+
+
+def shrunk(config: AnyModelConfig) -> AnyModelConfig:
+    """The same architecture at fixture sizes: every choice and the depth kept, the kind of head sharing too."""
+    if isinstance(config, SimpleLMConfig):
+        return replace(config, vocab_size=V, hidden_dim=H * D, intermediate_dim=F)
+    assert config.num_kv_heads is not None
+    one_each = config.num_kv_heads == config.num_heads
+    free_heads = config.head_dim != config.hidden_dim / config.num_heads
+    return replace(
+        config,
+        vocab_size=V,
+        hidden_dim=H * D - 2 if free_heads else H * D,
+        num_heads=H,
+        num_kv_heads=H if one_each else min(config.num_kv_heads, 2),
+        head_dim=D,
+        intermediate_dim=F,
+        max_seq_len=T + 2,
+    )
+
+
+def _case(name: str, *, recompute: str = "none", documents: bool = False, **choices: Any) -> ModelCase:
+    return ModelCase(name, shrunk(ModelConfig(num_layers=2, **choices)), recompute, documents)
+
+
+_GPT2 = {"norm": "layer", "norm_bias": True, "position": "learned", "attn_bias": True, "ffn_bias": True, "ffn": "gelu"}
+_CLLM = {"norm": "layer", "norm_bias": True, "norm_placement": "post", "position": "none", "ffn": "tanh", "ffn_bias": True}
+_PENALTIES = {"dropout": 0.2, "logit_softcap": 3.0, "z_loss": 0.01, "label_smoothing": 0.1}
+
+# Together: every choice that a configuration has, at least once.
+TRANSFORMER_CASES = [
+    _case("llama", num_kv_heads=2, documents=True),
+    _case("gpt2", tie_embeddings=True, **_GPT2),
+    _case("qk-norm", num_kv_heads=2, head_dim=16, qk_norm=True, ffn="relu", rope_theta=1e3),
+    _case("cllm", tie_embeddings=True, **_CLLM),
+    _case("penalties", norm="layer", ffn="geglu", ffn_bias=True, attn_bias=True, recompute="full", **_PENALTIES),
+    _case("mqa", num_kv_heads=1, norm_placement="post", position="none", ffn="relu2", qk_norm=True, attn_bias=True),
+]
+MODEL_CASES = [*TRANSFORMER_CASES, ModelCase("simplelm", shrunk(SimpleLMConfig()))]
+
+
+def batch(vocab_size: int = V, B: int = B, T: int = T, seed: int = 0) -> tuple[Tensor, Tensor]:  # tokens, targets (B, T)
+    """Repeated tokens, a third of the vocabulary unused, and unequal counts of valid targets: one ignored in the first
+    sample, a padded tail in the second, nothing but padding in any further one."""
+    generator = torch.Generator().manual_seed(param_seed(seed, "batch"))
+    text = torch.randint(vocab_size - vocab_size // 3, (B, T + 1), generator=generator)
+    text[:2, 0] = min(TINY_TOKEN, vocab_size - 1)
+    tokens, targets = text[:, :-1].contiguous(), text[:, 1:].contiguous()
+    targets[0, T // 2] = -100
+    targets[1:2, T // 2 + 1 :] = -100
+    targets[2:] = -100
+    return tokens, targets
+
+
+def data_of(case: ModelCase) -> Batch:
+    """The batch that a case is judged on, its samples cut into documents at 2, at 3, and nowhere."""
+    cuts = torch.tensor([[2], [3], [T]])
+    return Batch(*batch(), (torch.arange(T) >= cuts).long() * 4 + 1 if case.documents else None)
+
+
+def build(case: ModelCase, dtype: str = "float64", recompute: str | None = None) -> AnyModel:
+    """The model of a case, moved off its initial values: the same numbers in every dtype."""
+    policy = {} if isinstance(case.config, SimpleLMConfig) else {"recompute": recompute or case.recompute, "ops": "reference"}
+    model = build_model(case.config, seed=SEED, dtype=dtype, **policy)
+    move_off_init(model, seed=1)
+    return model
+
+
+def move_off_init(model: AnyModel, seed: int) -> None:
+    """Every parameter away from where it began: norm weights not 1, biases not 0, matrices of a size that neither silences
+    a sublayer nor saturates it, so that no tensor's gradient is lost beside the others. All values are bfloat16 numbers,
+    so that models of different dtypes hold the same ones."""
+    for name, spec in model.store.layout.specs.items():
+        generator = torch.Generator().manual_seed(param_seed(seed, name))
+        noise = torch.randn(spec.shape, generator=generator)
+        match spec.init:
+            case "ones":
+                w = 1 + 0.3 * noise
+            case "zeros":
+                w = 0.3 * noise
+            case "embedding":
+                w = 0.5 * noise
+            case _:
+                w = noise / math.sqrt(spec.shape[-1])
+        if name == "embed.w":
+            w[TINY_TOKEN : TINY_TOKEN + 1] *= 0.02
+        model.params[name].copy_(w.bfloat16())
+
+
+def loss_with_gradients(
+    model: AnyModel,
+    tokens: Tensor,  # (B, T) int64
+    targets: Tensor,  # (B, T) int64
+    documents: Tensor | None = None,  # (B, T) int64
+    *,
+    num_targets: int | None = None,
+    first_sample: int = FIRST_SAMPLE,
+    backward: bool = True,
+) -> Tensor:  # ()
+    """One forward as in training, dropout and all, and its backward, which adds to the gradients that are there."""
+    if isinstance(model.config, SimpleLMConfig):
+        options: dict[str, Any] = {}
+    else:
+        options = {"step": STEP, "first_sample": first_sample, "documents": documents}
+    loss = model.forward(tokens, targets, num_targets=num_targets, **options)
+    if backward:
+        model.backward()
+    return loss
+
+
+def gradients(model: AnyModel, data: Batch) -> dict[str, Tensor]:
+    """The model's own, by name; copies."""
+    model.zero_grads()
+    loss_with_gradients(model, *data)
+    return {name: g.clone() for name, g in model.grads.items()}
+
+
+def values(model: AnyModel) -> dict[str, Tensor]:
+    """The parameters by name; copies, in float64."""
+    return {name: w.to(torch.float64, copy=True) for name, w in model.params.items()}

@@ -1,0 +1,79 @@
+"""The user's own model at its own size: three directions through all of its parameters, and one step downhill.
+
+Fixture sizes prove every tensor element by element; real sizes prove that nothing depends on the size. The complex step needs
+one forward a direction and no step size. Above FULL_SIZE parameters, real widths are kept and depth and vocabulary cut."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from tapeless.config import AnyModelConfig, ModelConfig, SimpleLMConfig
+from tapeless.model.build import AnyModel, build_model
+from tapeless.model.params import count_params, transformer_specs
+from tapeless.verify.finding import Finding
+from tapeless.verify.fixtures import batch, loss_with_gradients, move_off_init
+from tapeless.verify.oracles import COMPLEX_H, directional_error, directions
+from tapeless.verify.tolerances import DIRECTION
+
+FULL_SIZE = 150_000_000
+CUT_LAYERS, CUT_VOCABULARY = 2, 1024
+TOKENS = (2, 16)  # B, T: enough for attention to have a past; the parameters are what is large
+DOWNHILL = 0.01  # the share of the loss that the step should take away, to first order
+
+
+class Step(NamedTuple):
+    """One step of plain gradient descent."""
+
+    before: float
+    expected: float  # by the gradient alone
+    after: float
+
+
+def feasible(config: AnyModelConfig) -> tuple[AnyModelConfig, str]:
+    """What is checked at real widths, and a sentence that says so."""
+    if isinstance(config, SimpleLMConfig):
+        return config, "at its full size"
+    count = count_params(transformer_specs(config))
+    if count <= FULL_SIZE:
+        return config, f"at its full size, {count:,} parameters"
+    cut = replace(config, num_layers=min(config.num_layers, CUT_LAYERS), vocab_size=min(config.vocab_size, CUT_VOCABULARY))
+    return cut, (
+        f"at its real widths, but with {cut.num_layers} layers and a vocabulary of {cut.vocab_size}: "
+        f"all of it has {count:,} parameters, the limit is {FULL_SIZE:,}"
+    )
+
+
+def full_size_findings(config: AnyModelConfig, seed: int = 0) -> Iterator[Finding | Step]:
+    B, T = TOKENS
+    T = min(T, config.max_seq_len) if isinstance(config, ModelConfig) else T
+    tokens, targets = batch(config.vocab_size, B, T, seed)
+    model = build_model(config, seed=seed, dtype="float64")
+    move_off_init(model, seed)
+    before = loss_with_gradients(model, tokens, targets)
+    lifted = build_model(config, seed=seed, dtype="complex128")
+    lifted.store.flat.copy_(model.store.flat)
+    for kind, direction in directions(model.grads, torch.Generator().manual_seed(seed)):
+        derivative = _complex_step(lifted, direction, tokens, targets)
+        error = directional_error(model.grads, direction, derivative)
+        yield Finding("L2", "full size", "complex step", f"along {kind}", error, DIRECTION)
+    del lifted
+    yield _downhill(model, float(before), tokens, targets)
+
+
+def _complex_step(lifted: AnyModel, direction: dict[str, Tensor], tokens: Tensor, targets: Tensor) -> float:
+    """Im f(p + ih v) / h, the imaginary parts written in place: the parameters may fill half of the memory."""
+    for name, v in direction.items():
+        torch.view_as_real(lifted.params[name])[..., 1] = COMPLEX_H * v
+    return float(loss_with_gradients(lifted, tokens, targets, backward=False).imag) / COMPLEX_H
+
+
+def _downhill(model: AnyModel, before: float, tokens: Tensor, targets: Tensor) -> Step:
+    grads = model.store.flat_grads
+    square = float(grads @ grads)
+    rate = DOWNHILL * before / square
+    model.store.flat.add_(grads, alpha=-rate)
+    after = loss_with_gradients(model, tokens, targets, backward=False)
+    return Step(before, before - rate * square, float(after))

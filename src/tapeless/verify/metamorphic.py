@@ -1,0 +1,2 @@
+def level_6():
+    yield from ()

@@ -1,0 +1,175 @@
+"""The judges of a whole model's gradients: one function for each oracle.
+
+Each takes the claimed gradients as an argument: tests hand it wrong ones, and it must say so."""
+
+import math
+from collections.abc import Iterator, Mapping
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tapeless.config import AnyModelConfig, ModelConfig
+from tapeless.model.build import AnyModel
+from tapeless.verify import twin
+from tapeless.verify.finding import Finding, distance
+from tapeless.verify.fixtures import (
+    FIRST_SAMPLE,
+    SEED,
+    STEP,
+    Batch,
+    ModelCase,
+    build,
+    data_of,
+    gradients,
+    loss_with_gradients,
+    values,
+)
+from tapeless.verify.oracles import (
+    Function,
+    Point,
+    autograd_gradient,
+    central_difference,
+    complex_step,
+    directional_error,
+    directions,
+    inner,
+    norm,
+    taylor_slope,
+)
+from tapeless.verify.tolerances import (
+    COMPLEX_STEP,
+    DIRECTION,
+    MODEL_BFLOAT16,
+    MODEL_BFLOAT16_COSINE,
+    MODEL_FLOAT32,
+    MODEL_TWIN,
+    ROUNDING_FLOOR,
+    SLOPE,
+    UNDERPOWERED,
+)
+
+CENTRAL_H = 1e-3  # ten times below the oracle's own: a step along all weights at once must not carry a relu over its kink
+
+
+def zero_by_identity(config: AnyModelConfig, seq_len: int) -> set[str]:
+    """Parameters the loss does not depend on: a key bias shifts all scores of a query alike, unless positions or a norm
+    tell the keys apart, and softmax forgets a shift; with one position there is nothing to attend to but itself."""
+    if not isinstance(config, ModelConfig):
+        return set()
+    kinds = {"wq", "wk", "bq", "bk", "q_norm.w", "k_norm.w"} if seq_len == 1 else set()
+    if config.position != "rope" and not config.qk_norm:
+        kinds.add("bk")
+    return {f"blocks.{i}.attn.{kind}" for i in range(config.num_layers) for kind in kinds}
+
+
+def rounding_floor(dtype: str) -> float:
+    """ROUNDING_FLOOR is of float64; coarser numbers leave coarser zeros."""
+    return ROUNDING_FLOOR * torch.finfo(getattr(torch, dtype)).eps / torch.finfo(torch.float64).eps
+
+
+def compared(
+    level: str,
+    check: str,
+    oracle: str,
+    claimed: Mapping[str, Tensor],
+    truth: Mapping[str, Tensor],
+    bound: float,
+    *,
+    zeros: set[str],
+    floor: float = ROUNDING_FLOOR,
+) -> Iterator[Finding]:
+    """Tensor by tensor in L2 norm. Those that are zero by identity are held against the whole gradient instead, and the
+    smallest of the others must be large enough to prove something."""
+    whole = norm(truth)
+    shares = {name: norm({name: g}) / whole for name, g in truth.items() if name not in zeros}
+    weakest = min(shares, key=shares.__getitem__)
+    yield Finding(level, check, "underpowered", weakest, UNDERPOWERED, shares[weakest])
+    for name, g in claimed.items():
+        if name in zeros:
+            yield Finding(level, check, "identity", name, norm({name: g}) / whole, floor)
+        else:
+            _, error, where = distance(g, truth[name])
+            yield Finding(level, check, oracle, name, error, bound, where)
+
+
+def largest_gap(level: str, check: str, oracle: str, a: Point, b: Point, bound: float = 0.0) -> Finding:
+    """The worst tensor alone; by default equality is claimed bit for bit."""
+    gaps = {name: distance(a[name], b[name]) for name in b}
+    worst = max(gaps, key=lambda name: gaps[name].largest)
+    return Finding(level, check, oracle, worst, gaps[worst].largest, bound, gaps[worst].where)
+
+
+def by_twin(case: ModelCase, data: Batch, claimed: Point) -> Iterator[Finding]:
+    masks = None
+    if isinstance(case.config, ModelConfig) and case.config.dropout:
+        masks = twin.dropout_masks(case.config, data.tokens, seed=SEED, step=STEP, first_sample=FIRST_SAMPLE)
+
+    def loss(params: Point) -> Tensor:
+        return twin.loss(case.config, params, data.tokens, data.targets, documents=data.documents, masks=masks)
+
+    truth = autograd_gradient(loss, values(build(case)))
+    zeros = zero_by_identity(case.config, data.tokens.shape[1])
+    yield from compared("L2", f"model[{case.name}]", "autograd twin", claimed, truth, MODEL_TWIN, zeros=zeros)
+
+
+def loss_function(model: AnyModel, data: Batch) -> Function:
+    """The loss as a function of some parameters; the others, and afterwards these too, stay as they are in the model."""
+
+    def write(point: Point) -> None:
+        for name, w in point.items():
+            model.params[name].copy_(w)
+
+    def f(point: Point) -> Tensor:
+        before = {name: model.params[name].clone() for name in point}
+        write(point)
+        loss = loss_with_gradients(model, *data, backward=False)
+        write(before)
+        return loss
+
+    return f
+
+
+def by_complex_step(case: ModelCase, data: Batch, claimed: Point) -> Iterator[Finding]:
+    """Three directions for each tensor alone; the worst of them is told."""
+    f, point, generator = loss_function(build(case, "complex128"), data), values(build(case)), torch.Generator().manual_seed(0)
+    zeros, whole = zero_by_identity(case.config, data.tokens.shape[1]), norm(claimed)
+    for name, g in claimed.items():
+        errors = []
+        for _, v in directions({name: g}, generator):
+            derivative = complex_step(f, {name: point[name]}, v)
+            errors.append(abs(derivative) / whole if name in zeros else directional_error(claimed, v, derivative))
+        worst = max(errors, key=lambda error: math.inf if math.isnan(error) else error)
+        bound = ROUNDING_FLOOR if name in zeros else COMPLEX_STEP
+        yield Finding("L2", f"model[{case.name}]", "complex step", name, worst, bound)
+
+
+def by_differences(case: ModelCase, data: Batch, claimed: Point) -> Iterator[Finding]:
+    """Central differences along all parameters at once."""
+    model = build(case)
+    f, point = loss_function(model, data), values(model)
+    for kind, v in directions(claimed, torch.Generator().manual_seed(0)):
+        found = central_difference(f, point, v, CENTRAL_H)
+        error = directional_error(claimed, v, found.value) if found.trusted else math.inf
+        yield Finding("L2", f"model[{case.name}]", "central difference", f"along {kind}", error, DIRECTION)
+
+
+def by_slope(case: ModelCase, data: Batch, claimed: Point) -> Iterator[Finding]:
+    """The order of the Taylor remainder along a Gaussian direction of all parameters at once."""
+    model = build(case)
+    v = dict(directions(claimed, torch.Generator().manual_seed(0)))["gaussian"]
+    slope = taylor_slope(loss_function(model, data), values(model), v, inner(claimed, v))
+    middle, width = sum(SLOPE) / 2, (SLOPE[1] - SLOPE[0]) / 2
+    yield Finding("L2", f"model[{case.name}]", "Taylor slope", "along gaussian", abs(slope - middle), width)
+
+
+def by_precision(case: ModelCase) -> Iterator[Finding]:
+    """The same weights in float32 and bfloat16, against float64."""
+    data = data_of(case)
+    truth, zeros = gradients(build(case), data), zero_by_identity(case.config, data.tokens.shape[1])
+    for dtype, bound in (("float32", MODEL_FLOAT32), ("bfloat16", MODEL_BFLOAT16)):
+        claimed, check = gradients(build(case, dtype), data), f"model[{case.name}, {dtype}]"
+        yield from compared("L2", check, "own float64", claimed, truth, bound, zeros=zeros, floor=rounding_floor(dtype))
+    for name in claimed.keys() - zeros:
+        apart = 1 - F.cosine_similarity(claimed[name].double().flatten(), truth[name].flatten(), dim=0)
+        yield Finding("L2", f"model[{case.name}, bfloat16]", "cosine", name, float(apart), 1 - MODEL_BFLOAT16_COSINE)

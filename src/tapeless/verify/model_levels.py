@@ -1,0 +1,83 @@
+"""Levels 2 to 6: whole models by every oracle, beside Hugging Face, and run in ways that must not change a gradient."""
+
+from collections.abc import Callable, Iterator
+
+from torch import Tensor
+
+from tapeless.verify.finding import Finding
+from tapeless.verify.fixtures import (
+    FIRST_SAMPLE,
+    MODEL_CASES,
+    TRANSFORMER_CASES,
+    ModelCase,
+    build,
+    data_of,
+    gradients,
+    loss_with_gradients,
+)
+from tapeless.verify.hf_levels import level_3
+from tapeless.verify.metamorphic import level_6
+from tapeless.verify.model_judges import (
+    by_complex_step,
+    by_differences,
+    by_precision,
+    by_slope,
+    by_twin,
+    compared,
+    largest_gap,
+    rounding_floor,
+    zero_by_identity,
+)
+from tapeless.verify.tolerances import ACCUMULATION
+
+
+def level_2() -> Iterator[Finding]:
+    for case in MODEL_CASES:
+        yield from check_model(case)
+        yield from by_precision(case)
+
+
+def check_model(case: ModelCase) -> Iterator[Finding]:
+    """Every float64 oracle on one architecture."""
+    data = data_of(case)
+    grads = gradients(build(case), data)
+    for judge in (by_twin, by_complex_step, by_differences, by_slope):
+        yield from judge(case, data, grads)
+
+
+def level_5() -> Iterator[Finding]:
+    for case in TRANSFORMER_CASES:
+        for dtype in ("float32", "bfloat16"):
+            yield from by_recompute(case, dtype)
+    for case in MODEL_CASES:
+        for dtype in ("float64", "float32"):
+            yield from by_accumulation(case, dtype)
+
+
+def by_recompute(case: ModelCase, dtype: str) -> Iterator[Finding]:
+    """What is computed again is equal bit for bit, and so is a second run on gradients that were zeroed."""
+    data, model = data_of(case), build(case, dtype, "none")
+    kept = gradients(model, data)
+    runs: dict[str, Callable[[], dict[str, Tensor]]] = {
+        "repetition": lambda: gradients(model, data),
+        "recompute cheap": lambda: gradients(build(case, dtype, "cheap"), data),
+        "recompute full": lambda: gradients(build(case, dtype, "full"), data),
+    }
+    for oracle, run in runs.items():
+        yield largest_gap("L5", f"model[{case.name}, {dtype}]", oracle, run(), kept)
+
+
+def by_accumulation(case: ModelCase, dtype: str) -> Iterator[Finding]:
+    """Unequal micro-batches, each divided by the targets of all, add up to the batch; dropout knows the samples apart."""
+    data, model = data_of(case), build(case, dtype)
+    whole = gradients(model, data)
+    model.zero_grads()
+    count = int((data.targets != -100).sum())
+    for index in ((0,), (1, 2)):
+        loss_with_gradients(model, *data.samples(*index), num_targets=count, first_sample=FIRST_SAMPLE + index[0])
+    zeros, floor = zero_by_identity(case.config, data.tokens.shape[1]), rounding_floor(dtype)
+    check = f"model[{case.name}, {dtype}]"
+    yield from compared("L5", check, "one batch", model.grads, whole, ACCUMULATION[dtype], zeros=zeros, floor=floor)
+
+
+__all__ = ["check_model", "level_2", "level_3", "level_5", "level_6"]

@@ -1,0 +1,132 @@
+"""The checks are checked: each mutant is put into the source, the package imported anew, and every level run against it.
+
+A level that passes on a wrong gradient is a defect of the level. A mutant that one level alone sees hangs on a single thread,
+so at least 95 % must be seen by two."""
+
+import contextlib
+import json
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from importlib import import_module
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, SourceFileLoader
+from importlib.util import spec_from_file_location
+from types import CodeType, ModuleType
+from typing import Any, NamedTuple
+
+from tapeless.verify.levels import LEVELS
+from tapeless.verify.mutant_table import MUTANTS, PACKAGE, Mutant
+
+TWO_LEVELS = 0.95  # the share of mutants that at least two levels must kill
+
+
+class _MutantLoader(SourceFileLoader):
+    """Compiles the changed source in memory. The bytecode of the healthy module is neither read nor overwritten."""
+
+    def __init__(self, fullname: str, path: str, source: str):
+        super().__init__(fullname, path)
+        self.source = source
+
+    def get_code(self, fullname: str) -> CodeType:
+        return compile(self.source, self.path, "exec")
+
+
+class _MutantFinder(MetaPathFinder):
+    """Answers for the one module that is changed; all others are found as ever."""
+
+    def __init__(self, mutant: Mutant):
+        self.mutant = mutant
+
+    def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+        if fullname != self.mutant.module:
+            return None
+        loader = _MutantLoader(fullname, str(PACKAGE / self.mutant.file), self.mutant.source())
+        return spec_from_file_location(fullname, loader.path, loader=loader)
+
+
+def _loaded() -> dict[str, ModuleType]:
+    return {name: module for name, module in sys.modules.items() if name == PACKAGE.name or name.startswith(f"{PACKAGE.name}.")}
+
+
+@contextlib.contextmanager
+def mutated(mutant: Mutant) -> Iterator[Any]:
+    """The levels of a second copy of the package, which has the mutant; the first is back, untouched, afterwards."""
+    healthy, finder = _loaded(), _MutantFinder(mutant)
+    for name in healthy:
+        del sys.modules[name]
+    sys.meta_path.insert(0, finder)
+    try:
+        yield import_module("tapeless.verify.levels")
+    finally:
+        sys.meta_path.remove(finder)
+        for name in _loaded():
+            del sys.modules[name]
+        sys.modules.update(healthy)
+
+
+class MutantResult(NamedTuple):
+    number: str
+    name: str
+    file: str
+    killed_by: dict[str, str]  # level -> the first thing it found wrong
+
+
+def run_mutant(mutant: Mutant, levels: Iterable[str] = tuple(LEVELS)) -> MutantResult:
+    with mutated(mutant) as copy:
+        evidence = {level: _evidence(copy, level) for level in levels}
+    return MutantResult(mutant.number, mutant.name, mutant.file, {level: text for level, text in evidence.items() if text})
+
+
+def _evidence(copy: Any, level: str) -> str:
+    """What a level has against the copy; empty: nothing. An exception convicts too, whatever its kind."""
+    try:
+        failure = copy.first_failure(level)
+    except Exception as error:
+        return f"{level} raised {type(error).__name__}: {error}"
+    return "" if failure is None else str(failure)
+
+
+def run_mutants(
+    which: Iterable[str] | None = None, progress: Callable[[MutantResult], None] | None = None
+) -> list[MutantResult]:
+    """Every mutant, or those of the given numbers, against all levels. `progress` is told each result as it comes."""
+    wanted = None if which is None else set(which)
+    results = []
+    for mutant in MUTANTS:
+        if wanted is None or mutant.number in wanted:
+            results.append(run_mutant(mutant))
+            if progress is not None:
+                progress(results[-1])
+    return results
+
+
+def survivors(results: Iterable[MutantResult]) -> list[MutantResult]:
+    return [result for result in results if not result.killed_by]
+
+
+def share_killed_twice(results: Sequence[MutantResult]) -> float:
+    return sum(len(result.killed_by) >= 2 for result in results) / len(results)
+
+
+def matrix(results: Sequence[MutantResult]) -> str:
+    """Mutant x level as a Markdown table, with the totals beneath."""
+    lines = [
+        f"| mutant | in | {' | '.join(LEVELS)} | levels |",
+        f"|---|---|{':-:|' * len(LEVELS)}--:|",
+    ]
+    for number, name, file, killed_by in results:
+        marks = " | ".join("x" if level in killed_by else "" for level in LEVELS)
+        lines.append(f"| {number} {name} | `{file}` | {marks} | {len(killed_by)} |")
+    per_level = " | ".join(str(sum(level in result.killed_by for result in results)) for level in LEVELS)
+    killed = len(results) - len(survivors(results))
+    lines.append(f"| killed | | {per_level} | |")
+    lines += ["", f"{killed} of {len(results)} killed, {share_killed_twice(results):.0%} by two or more levels."]
+    return "\n".join(lines) + "\n"
+
+
+def to_json(results: Iterable[MutantResult]) -> str:
+    return json.dumps([result._asdict() for result in results], indent=1)
+
+
+def from_json(text: str) -> list[MutantResult]:
+    return [MutantResult(**record) for record in json.loads(text)]

@@ -1,0 +1,135 @@
+"""L0 and L1: each op by itself, every gradient tensor by every oracle.
+
+L0 judges the linear pieces by the adjoint test. L1 judges all of them: the values by the twin, the gradients by complex step,
+central differences and autograd of the twin in float64, the same in float32 and bfloat16 against that truth, and whether
+a second backward adds to the parameters' gradients."""
+
+import math
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+from tapeless.verify import op_fixtures
+from tapeless.verify.cases import OpCase, cases
+from tapeless.verify.finding import Finding, distance
+from tapeless.verify.oracles import (
+    Point,
+    adjoint_gap,
+    autograd_gradient,
+    central_difference,
+    complex_step,
+    directional_error,
+    directions,
+    norm,
+)
+from tapeless.verify.tolerances import ACCUMULATION, ADJOINT, CENTRAL, COMPLEX_STEP, OP_FLOAT32, TWIN, UNDERPOWERED
+
+DTYPES = {"float64": torch.float64, "float32": torch.float32}
+
+
+def level_0() -> Iterator[Finding]:
+    for case in cases():
+        for operand in case.linear_in:
+            for dtype in DTYPES:
+                error = adjoint_error(case, operand, DTYPES[dtype])
+                yield Finding("L0", case.name, f"adjoint {dtype}", f"d{operand}", error, ADJOINT[dtype])
+
+
+def adjoint_error(case: OpCase, operand: str, dtype: torch.dtype) -> float:
+    """J is the op as a function of one operand, less its value at zero; J' is its backward."""
+    point = case.inputs(dtype=dtype)
+    upstream = case.upstream(point)
+    constant, _ = case.forward({**point, operand: torch.zeros_like(point[operand])})
+
+    def forward(v: Point) -> Point:
+        return {name: y - constant[name] for name, y in case.forward({**point, **v})[0].items()}
+
+    def transpose(u: Point) -> Point:
+        return {operand: case.gradients(point, u)[operand]}
+
+    v = op_fixtures.normal(torch.Generator().manual_seed(2), *point[operand].shape).to(dtype)
+    return adjoint_gap(forward, transpose, {operand: v}, upstream)
+
+
+def level_1(only: str | None = None) -> Iterator[Finding]:
+    for case in cases(only):
+        yield from check_case(case)
+
+
+def check_case(case: OpCase) -> Iterator[Finding]:
+    """All that the oracles can say about one case. A gradient too small beside the others would prove nothing,
+    so it fails by each oracle."""
+    point = case.inputs()
+    upstream = case.upstream(point)
+    claimed = case.gradients(point, upstream)
+    twin = autograd_gradient(case.twin_objective(upstream), point)
+    outputs, _ = case.forward(point)
+    for name, y in case.twin_outputs(point).items():
+        yield _compared(case, "twin", name, outputs[name], y, TWIN)
+    whole = norm(twin)
+    for name, truth in twin.items():
+        if norm({name: truth}) < UNDERPOWERED * whole:
+            yield Finding("L1", case.name, "underpowered", f"d{name}", math.inf, 0.0)
+        yield _compared(case, "autograd twin", f"d{name}", claimed[name], truth, TWIN)
+        yield from _by_direction(case, name, point, upstream, claimed[name])
+    yield from _accumulates(case, point, upstream, claimed)
+    yield from _in_narrow(case)
+
+
+def _compared(case: OpCase, oracle: str, tensor: str, claimed: Tensor, truth: Tensor, bound: float) -> Finding:
+    gap = distance(claimed, truth)
+    return Finding("L1", case.name, oracle, tensor, max(gap.largest, gap.l2), bound, gap.where)
+
+
+def _by_direction(case: OpCase, name: str, point: Point, upstream: Point, claimed: Tensor) -> Iterator[Finding]:
+    """Worst of the three directions. A difference quotient whose error does not fall as it should counts as a failure."""
+    f = case.objective(upstream)
+
+    def difference(v: Point) -> float:
+        estimate = central_difference(f, point, v)
+        return estimate.value if estimate.trusted else math.nan
+
+    oracles: dict[str, tuple[Callable[[Point], float], float]] = {
+        "complex step": (lambda v: complex_step(f, point, v), COMPLEX_STEP),
+        "central difference": (difference, CENTRAL),
+    }
+    for oracle, (derivative, bound) in oracles.items():
+        generator = torch.Generator().manual_seed(3)
+        errors = [directional_error({name: claimed}, v, derivative(v)) for _, v in directions({name: claimed}, generator)]
+        error = math.inf if any(map(math.isnan, errors)) else max(errors)
+        yield Finding("L1", case.name, oracle, f"d{name}", error, bound)
+
+
+def _accumulates(case: OpCase, point: Point, upstream: Point, claimed: Point) -> Iterator[Finding]:
+    _, saved = case.forward(point)
+    dparams = case.new_dparams(point)
+    for _ in range(2):
+        case.backward(upstream, saved, point, dparams)
+    for name, twice in dparams.items():
+        yield _compared(case, "accumulation", f"d{name}", twice, 2 * claimed[name], ACCUMULATION["float64"])
+
+
+def _in_narrow(case: OpCase) -> Iterator[Finding]:
+    """Values and gradients in float32, and in bfloat16 those that are summed in float32 and never rounded on the way: such
+    a sum must be as good as float32's, whatever the inputs are held in."""
+    for name, (claimed, truth) in against_float64(case, torch.float32).items():
+        yield _compared(case, "float32", name, claimed, truth, OP_FLOAT32)
+    if case.wide:
+        found = against_float64(case, torch.bfloat16)
+        for name in case.wide:
+            yield _compared(case, "bfloat16 sums", name, *found[name], OP_FLOAT32)
+
+
+def against_float64(case: OpCase, dtype: torch.dtype, T: int = op_fixtures.T) -> dict[str, tuple[Tensor, Tensor]]:
+    """Each output and gradient of the op in a narrow dtype, beside the twin's in float64 at the same numbers."""
+    point = case.inputs(dtype=dtype, T=T)
+    upstream = case.upstream(point)
+    outputs, _ = case.forward(point)
+    wide, wide_upstream = (
+        {name: x.double() if x.is_floating_point() else x for name, x in tensors.items()} for tensors in (point, upstream)
+    )
+    truth = case.twin_outputs(wide)
+    truth |= {f"d{name}": g for name, g in autograd_gradient(case.twin_objective(wide_upstream), wide).items()}
+    claimed = outputs | {f"d{name}": g for name, g in case.gradients(point, upstream).items()}
+    return {name: (claimed[name], truth[name]) for name in truth}

@@ -1,0 +1,24 @@
+"""Every tolerance of the project, relative, by level. docs/verification.md says where they come from; nothing else sets one."""
+
+ADJOINT = {"float64": 1e-13, "float32": 1e-6}  # L0: <Jv, u> against <v, J'u>
+COMPLEX_STEP = 1e-12  # L1 and L2, float64
+TWIN = 1e-11  # L1, float64 against autograd
+CENTRAL = 1e-7  # L1, float64, Richardson-extrapolated
+CENTRAL_RATIO = 0.2  # how far the error ratio of h and h/2 may be from 4 for such an estimate to be believed
+OP_FLOAT32 = 1e-5  # L1: float32 against the same op in float64
+KERNEL_FORWARD, KERNEL_BACKWARD = 2.0, 3.0  # bfloat16: times the error of the reference op in the same dtype
+
+DIRECTION = 1e-8  # L2: directional derivative by differences, float64
+SLOPE = (1.95, 2.05)  # L2: order of the Taylor remainder
+MODEL_TWIN = 1e-10  # L2, L2-norm, float64
+MODEL_FLOAT32 = 2e-6  # L2, L2-norm, float32 against float64
+MODEL_BFLOAT16, MODEL_BFLOAT16_COSINE = 2e-2, 0.9995  # L2
+
+HUGGING_FACE = 1e-6  # L3, float64 (transformers computes norms and softmax in float32 inside)
+HUGGING_FACE_FLOAT32 = 1e-5  # L3, L2-norm
+
+ACCUMULATION = {"float64": 1e-12, "float32": 1e-5}  # L5: k micro-batches against one batch
+METAMORPHIC = {"float64": 1e-12, "float32": 1e-5}  # L6, where not exact
+
+UNDERPOWERED = 1e-6  # a tensor whose gradient is below this share of the whole proves nothing
+ROUNDING_FLOOR = 1e-15  # what a gradient that is zero by identity may hold instead, relative to the whole

@@ -1,0 +1,182 @@
+"""README and docs say what is so: links lead somewhere, the map is the tree, examples run, commands parse, numbers agree."""
+
+import re
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tapeless.config import load_config
+from tapeless.verify import tolerances
+from tapeless.verify.mutant_table import MUTANTS
+
+ROOT = Path(__file__).parents[1]
+README = ROOT / "README.md"
+PAGES = [README, *sorted((ROOT / "docs").rglob("*.md"))]
+PACKAGE = "src/tapeless/"
+
+
+def ids(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def blocks(path: Path, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", path.read_text(), re.M | re.S)
+
+
+def prose(path: Path) -> str:
+    return re.sub(r"^```.*?^```$", "", path.read_text(), flags=re.M | re.S)
+
+
+def region(path: Path, name: str) -> str:
+    return path.read_text().split(f"<!-- begin: {name} -->")[1].split(f"<!-- end: {name} -->")[0]
+
+
+def code_paths(text: str) -> list[str]:
+    """Files that a page names in backticks, such as `tests/ops/test_rope.py`."""
+    return re.findall(r"`((?:src|tests|docs|examples|acceptance)/[\w./-]+)`", text)
+
+
+@pytest.mark.parametrize("path", PAGES, ids=ids)
+def test_links_lead_somewhere(path: Path):
+    links = re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", prose(path))
+    relative = [link for link in links if "://" not in link]
+    assert [link for link in relative if not (path.parent / link).exists()] == []
+    assert [name for name in code_paths(prose(path)) if not (ROOT / name).exists()] == []
+
+
+def test_every_page_is_reached_from_the_readme():
+    linked = {(README.parent / link).resolve() for link in re.findall(r"\]\(([^)#\s]+)\)", prose(README)) if "://" not in link}
+    assert {page for page in PAGES if page != README} <= linked
+
+
+def test_files_that_point_to_a_page_or_a_test_find_it():
+    """Docstrings name docs and tests too."""
+    missing = []
+    for source in (ROOT / "src").rglob("*.py"):
+        for name in re.findall(r"\b((?:docs|tests)/[\w/]+\.(?:md|py))", source.read_text()):
+            if not (ROOT / name).exists():
+                missing.append((ids(source), name))
+    assert missing == []
+
+
+def mapped() -> set[str]:
+    """The paths of the README's map: a name, a folder ending in /, children indented below it."""
+    (tree,) = [block for block in blocks(README, "text") if PACKAGE in block]
+    paths, parent = set(), ""
+    for line in tree.splitlines():
+        name = line.split()[0]
+        if not line.startswith(" "):
+            parent = name
+        paths.add(name if not line.startswith(" ") else parent + name)
+    return paths
+
+
+def test_the_map_shows_nothing_that_is_not_there():
+    for name in mapped():
+        path = ROOT / name
+        assert path.is_dir() if name.endswith("/") else path.is_file(), name
+
+
+def tops(paths: list[str]) -> set[str]:
+    return {path.split("/")[0] + ("/" if "/" in path else "") for path in paths}
+
+
+def test_the_map_leaves_nothing_out():
+    shown = mapped()
+    package = ROOT / PACKAGE
+    folders = {f"{PACKAGE}{path.name}/" for path in package.iterdir() if path.is_dir() and any(path.glob("[!_]*.*"))}
+    files = {f"{PACKAGE}{path.name}" for path in package.glob("*.py") if not path.name.startswith("__")}
+    assert {name for name in shown if name.startswith(PACKAGE) and name != PACKAGE} == folders | files
+    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
+    if tracked.returncode == 0 and tracked.stdout:  # a copy without its history has nothing to compare with
+        assert tops(tracked.stdout.splitlines()) <= tops(sorted(shown))
+
+
+@pytest.mark.parametrize("path", [page for page in PAGES if blocks(page, "python")], ids=ids)
+def test_python_examples_run(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The blocks of a page, one after the other, as a reader would type them."""
+    monkeypatch.chdir(tmp_path)
+    namespace: dict = {"__name__": "__main__"}
+    for number, block in enumerate(blocks(path, "python"), 1):
+        exec(compile(block, f"{ids(path)}, python block {number}", "exec"), namespace)
+
+
+def test_the_readme_example_learns(capsys: pytest.CaptureFixture):
+    exec(blocks(README, "python")[0], {})
+    losses = [float(line.split()[1]) for line in capsys.readouterr().out.splitlines()]
+    assert len(losses) == 5
+    assert losses == sorted(losses, reverse=True)
+
+
+@pytest.mark.parametrize("path", [page for page in PAGES if blocks(page, "toml")], ids=ids)
+def test_toml_examples_load(path: Path, tmp_path: Path):
+    for block in blocks(path, "toml"):
+        (tmp_path / "example.toml").write_text(block)
+        load_config(tmp_path / "example.toml")
+
+
+def commands(path: Path, program: str) -> list[str]:
+    """What a page tells the reader to type: lines of its shell blocks, and code within its sentences."""
+    lines = [line.strip() for block in blocks(path, "sh") for line in block.splitlines()]
+    spans = re.findall(r"`([^`\n]+)`", prose(path))
+    return [text for text in [*lines, *spans] if re.match(rf"{program}\b", text) and text != program]
+
+
+@pytest.mark.parametrize("path", [page for page in PAGES if commands(page, "tapeless ")], ids=ids)
+def test_tapeless_commands_parse(path: Path):
+    from tapeless.cli.main import build_parser
+
+    for command in commands(path, "tapeless "):
+        build_parser().parse_args(shlex.split(command, comments=True)[1:])
+
+
+@pytest.mark.parametrize("path", [page for page in PAGES if commands(page, "make ")], ids=ids)
+def test_make_targets_exist(path: Path):
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M))
+    for command in commands(path, "make "):
+        assert set(shlex.split(command, comments=True)[1:]) <= targets, command
+
+
+@pytest.mark.parametrize("path", PAGES, ids=ids)
+def test_generated_regions_are_closed(path: Path):
+    text = path.read_text()
+    marks = re.findall(r"<!-- (begin|end): ([\w-]+) -->", text)
+    assert [mark for mark, _ in marks] == ["begin", "end"] * (len(marks) // 2)
+    assert [name for _, name in marks[::2]] == [name for _, name in marks[1::2]]
+    assert text.count("<!--") == len(marks)
+
+
+def test_the_regions_that_are_filled_from_measurements_are_there():
+    for name in ("mutants", "presets", "memory"):
+        region(ROOT / "docs" / "verification.md", name)
+    region(README, "number")
+
+
+def test_the_table_of_tolerances_is_the_file():
+    known = {name: value for name, value in vars(tolerances).items() if name.isupper()}
+    rows = re.findall(r"^\| `([^`]+)` \| ([^ |]+) \|", region(ROOT / "docs" / "verification.md", "tolerances"), re.M)
+    for name, value in rows:
+        assert eval(name, dict(known)) == float(value), name
+    entries = sum(len(value) if isinstance(value, dict | tuple) else 1 for value in known.values())
+    assert len(rows) == len(set(rows)) == entries, f"{entries} tolerances, {len(rows)} rows"
+
+
+def test_the_list_of_mutants_is_the_table():
+    """Every number is either planted or named as later work."""
+    text = prose(ROOT / "docs" / "verification.md")
+    (listing,) = [paragraph for paragraph in text.split("\n\n") if paragraph.startswith("1 ")]
+    listed = re.split(r"\s·\s", listing)
+    numbers = [int(entry.split()[0]) for entry in listed]
+    assert numbers == list(range(1, 55))
+    planted = {int(re.match(r"\d+", mutant.number)[0]) for mutant in MUTANTS if mutant.number[0].isdigit()}
+    later = re.search(r"Numbers (\d+) to (\d+) and (\d+) to (\d+)\s+are bugs of training", text)
+    first, second = (range(int(later[i]), int(later[i + 1]) + 1) for i in (1, 3))
+    assert set(numbers) - planted == {*first, *second}
+
+
+def test_line_length():
+    for path in PAGES:
+        for line in path.read_text().splitlines():
+            assert len(line) <= 128 or line.startswith("|"), f"{ids(path)}: {line}"

@@ -1,0 +1,43 @@
+"""The examples run as they stand, and say what they promise."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+
+
+def output(name: str, tmp_path: Path) -> str:
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    run = subprocess.run([sys.executable, EXAMPLES / name], capture_output=True, text=True, cwd=tmp_path, env=environment)
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert run.stderr == ""
+    return run.stdout
+
+
+def losses(text: str) -> tuple[float, float]:
+    before, _, after = text.rsplit("loss ", 1)[1].split()
+    return float(before), float(after)
+
+
+def test_one_linear_layer(tmp_path: Path):
+    text = output("one_linear_layer.py", tmp_path)
+    rows = {line.split()[0]: line for line in text.splitlines() if line}
+    for name, number in {"dw": "[[-0.5, -1.0], [2.0, 4.0]]", "db": "[-0.5, 2.0]", "dx": "[[5.5, 1.5]]"}.items():
+        assert rows[name].count(number) == 2  # computed, and by hand
+    assert losses(text) == (2.125, 0.34)
+
+
+def test_simple_lm(tmp_path: Path):
+    text = output("simple_lm.py", tmp_path)
+    for name in ("embed.w", "norm.w", "norm.b", "hidden.w", "hidden.b", "head.w"):
+        assert name in text
+    before, after = losses(text)
+    assert before > 5
+    assert after < 0.1
+
+
+def test_all_examples_are_tested():
+    text = Path(__file__).read_text()
+    assert all(f'"{path.name}"' in text for path in EXAMPLES.glob("*.py"))

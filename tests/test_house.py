@@ -1,0 +1,239 @@
+"""The rules of the house, read off the source: imports go one way, no tape on the training path, files stay small."""
+
+import ast
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SRC = ROOT / "src" / "tapeless"
+
+# Who may import whom: config <- ops <- kernels <- model <- dist <- train, generate, interop <- cli; config <- data, optim;
+# verify sees all but cli.
+BELOW: dict[str, set[str]] = {"errors": set(), "config": {"errors"}}
+BELOW["ops"] = BELOW["config"] | {"config"}
+BELOW["data"] = BELOW["optim"] = BELOW["ops"]
+BELOW["kernels"] = BELOW["ops"] | {"ops"}
+BELOW["model"] = BELOW["kernels"] | {"kernels"}
+BELOW["dist"] = BELOW["model"] | {"model"}
+BELOW["train"] = BELOW["generate"] = BELOW["interop"] = BELOW["dist"] | {"dist", "data", "optim"}
+BELOW["verify"] = BELOW["train"] | {"train", "generate", "interop"}
+BELOW["cli"] = BELOW["verify"] | {"verify"}
+BELOW["__main__"] = {"cli"}
+
+BARE = ("ops", "kernels", "model", "optim", "verify")  # torch and numpy are all they need to be imported
+TAPELESS = ("ops", "kernels", "model", "optim", "train", "dist")  # the training path
+MAX_LINES = 400
+
+
+def sources(*parts: str) -> list[Path]:
+    return sorted(path for part in parts for path in (SRC / part).rglob("*.py"))
+
+
+def ids(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def part_of(path: Path) -> str:
+    return path.relative_to(SRC).parts[0].removesuffix(".py")
+
+
+def imported(tree: ast.AST) -> list[str]:
+    """Dotted names of everything imported, wherever the statement stands. `from a import b` counts as a.b."""
+    names = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"line {node.lineno}: relative import; write the full name"
+            names += [f"{node.module}.{alias.name}" for alias in node.names]
+    return names
+
+
+def forbidden_imports(part: str, source: str) -> list[str]:
+    """Imports of the package's own that a file of `part` may not have. The root package (version, lazy names) is open to the
+    command line alone."""
+    wrong = []
+    for name in imported(ast.parse(source)):
+        top, _, rest = name.partition(".")
+        if top != "tapeless":
+            continue
+        target = rest.split(".")[0]
+        if target != part and target not in BELOW[part] and not (part == "cli" and not rest):
+            wrong.append(name)
+    return wrong
+
+
+@pytest.mark.parametrize("path", [p for p in sources(".") if p != SRC / "__init__.py"], ids=ids)
+def test_imports_go_one_way(path: Path):
+    assert part_of(path) in BELOW, f"{part_of(path)} has no place in the order of imports"
+    assert forbidden_imports(part_of(path), path.read_text()) == []
+
+
+@pytest.mark.parametrize(
+    ("part", "source"),
+    [
+        ("errors", "from tapeless.config import ModelConfig"),
+        ("config", "import tapeless.ops.op"),
+        ("ops", "from tapeless.model.block import block_forward"),
+        ("ops", "def f():\n    from tapeless.kernels.choose import choose"),
+        ("kernels", "from tapeless.model import params"),
+        ("model", "import tapeless.verify.oracles"),
+        ("optim", "from tapeless.ops.op import Op"),
+        ("verify", "from tapeless.cli.main import main"),
+        ("model", "from tapeless import Transformer"),
+        ("model", "import tapeless"),
+    ],
+)
+def test_a_wrong_import_is_seen(part: str, source: str):
+    assert forbidden_imports(part, source)
+
+
+def test_the_root_package_imports_nothing_of_its_own_at_run_time():
+    tree = ast.parse((SRC / "__init__.py").read_text())
+    typing_only = {id(node) for branch in tree.body if isinstance(branch, ast.If) for node in ast.walk(branch)}
+    run_time = ast.Module([node for node in tree.body if id(node) not in typing_only], [])
+    assert all(name.split(".")[0] in sys.stdlib_module_names for name in imported(run_time))
+
+
+def module_level(tree: ast.Module) -> ast.Module:
+    """The tree without the bodies of functions: what runs when the file is imported."""
+
+    class Bodiless(ast.NodeTransformer):
+        def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.FunctionDef:
+            node.body = [ast.Pass()]
+            return node
+
+    return Bodiless().visit(tree)
+
+
+@pytest.mark.parametrize("path", sources(*BARE), ids=ids)
+def test_only_torch_and_numpy_are_imported(path: Path):
+    everywhere = {name.split(".")[0] for name in imported(ast.parse(path.read_text()))}
+    at_once = {name.split(".")[0] for name in imported(module_level(ast.parse(path.read_text())))}
+    known = sys.stdlib_module_names | {"torch", "numpy", "tapeless"}
+    lazily = {"triton", "numba"} if part_of(path) == "kernels" else {"transformers"} if part_of(path) == "verify" else set()
+    assert at_once <= known
+    assert everywhere <= known | lazily
+
+
+IMPORT_ALL = """
+import importlib, pkgutil, sys
+
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {"transformers", "tokenizers", "safetensors", "numba", "pytest", "rich"}:
+            raise ModuleNotFoundError(f"{name} is hidden", name=name)
+
+sys.meta_path.insert(0, Absent())
+count = 0
+for part in sys.argv[1:]:
+    package = importlib.import_module(f"tapeless.{part}")
+    for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
+        importlib.import_module(module.name)
+        count += 1
+print(count)
+"""
+
+
+def test_the_core_is_importable_without_optional_packages():
+    parts = [part for part in BARE if (SRC / part).is_dir()]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    run = subprocess.run([sys.executable, "-c", IMPORT_ALL, *parts], capture_output=True, text=True, env=environment)
+    assert run.returncode == 0, run.stderr
+    assert int(run.stdout) == len([p for p in sources(*parts) if p.name != "__init__.py"])
+
+
+TAPE = ("torch.autograd", "torch.func", "torch.optim", "torch.compile", "torch.jit", "torch._dynamo", "torch.enable_grad")
+MODULES = ("torch.nn.Module", "torch.nn.Parameter", "torch.nn.modules", "torch.nn.parameter", "torch.nn.init")
+TAPE_ATTRIBUTES = {"requires_grad", "requires_grad_", "grad_fn", "grad", "retain_grad", "autograd"}
+
+
+def dotted(node: ast.AST) -> str:
+    if isinstance(node, ast.Attribute):
+        return f"{dotted(node.value)}.{node.attr}"
+    return node.id if isinstance(node, ast.Name) else "?"
+
+
+def uses_of_the_tape(source: str) -> list[str]:
+    """Names of torch's differentiator, its modules, optimizers and compiler, under whatever alias they were imported."""
+    tree = ast.parse(source)
+    aliases = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            aliases |= {a.asname: a.name for a in node.names if a.asname}
+        elif isinstance(node, ast.ImportFrom):
+            aliases |= {a.asname or a.name: f"{node.module}.{a.name}" for a in node.names}
+    used = imported(tree)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            head, _, rest = dotted(node).partition(".")
+            used.append(f"{aliases.get(head, head)}.{rest}")
+            if node.attr in TAPE_ATTRIBUTES:
+                used.append(f"torch.autograd by .{node.attr}")
+        elif isinstance(node, ast.keyword) and node.arg == "requires_grad":
+            used.append("torch.autograd by requires_grad=")
+    return [name for name in used if name.startswith(TAPE + MODULES)]
+
+
+@pytest.mark.parametrize("path", sources(*TAPELESS), ids=ids)
+def test_no_tape_on_the_training_path(path: Path):
+    assert uses_of_the_tape(path.read_text()) == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import torch.autograd",
+        "from torch.autograd import Function",
+        "import torch\nx = torch.ones(1, requires_grad=True)",
+        "x.requires_grad_()",
+        "dw = w.grad",
+        "from torch import nn\nclass A(nn.Module): pass",
+        "import torch.nn as layers\nw = layers.Parameter(x)",
+        "import torch as t\nstep = t.compile(step)",
+        "from torch.optim import AdamW",
+        "import torch\ntorch.func.vjp(f, x)",
+    ],
+)
+def test_a_tape_is_seen(source: str):
+    assert uses_of_the_tape(source)
+
+
+def test_attention_primitives_are_not_a_tape():
+    assert not uses_of_the_tape("from torch.nn.functional import scaled_dot_product_attention")
+
+
+def test_files_stay_small():
+    folders = [ROOT / name for name in ("src", "tests", "examples", "acceptance", "bench")]
+    lengths = {ids(path): len(path.read_text().splitlines()) for folder in folders for path in folder.rglob("*.py")}
+    assert lengths
+    assert {name: lines for name, lines in lengths.items() if lines > MAX_LINES} == {}
+
+
+NOT_OPS = {"__init__", "op", "numerics", "reference"}  # the contract, shared conventions, and the set itself
+OP_FILES = [path for path in sources("ops") if path.stem not in NOT_OPS]
+
+
+def test_every_op_file_has_its_test_and_no_test_is_without_one():
+    tests = {path.stem.removeprefix("test_") for path in (ROOT / "tests" / "ops").glob("test_*.py")}
+    assert {path.stem for path in OP_FILES} == tests
+
+
+@pytest.mark.parametrize("path", OP_FILES, ids=ids)
+def test_an_op_file_tells_its_story(path: Path):
+    """A docstring with the backward in it, what is saved and who judges; and no forward without its backward behind it."""
+    tree = ast.parse(path.read_text())
+    story = ast.get_docstring(tree) or ""
+    assert "Saved:" in story or "nothing is saved" in story
+    assert f"Judged by: tests/ops/test_{path.stem}.py." in story
+    assert len(story.splitlines()) <= 25
+    scopes = [tree, *(node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))]  # a factory makes ops inside
+    functions = [node.name for scope in scopes for node in scope.body if isinstance(node, ast.FunctionDef)]
+    forwards = [name for name in functions if name.endswith("forward")]
+    assert forwards
+    for name in forwards:
+        assert functions[functions.index(name) + 1] == name.removesuffix("forward") + "backward"

@@ -1,0 +1,97 @@
+"""The levels pass on the source as it is, and each catches what it should once a mutant is in it."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from tapeless.verify.levels import LEVELS, run_levels
+from tapeless.verify.mutant_table import LISTED, MUTANTS, PACKAGE, Mutant
+from tapeless.verify.mutants import (
+    TWO_LEVELS,
+    MutantResult,
+    from_json,
+    matrix,
+    mutated,
+    run_mutant,
+    run_mutants,
+    share_killed_twice,
+    survivors,
+    to_json,
+)
+
+BY_NUMBER = {mutant.number: mutant for mutant in MUTANTS}
+
+
+def id_of(mutant: Mutant) -> str:
+    return mutant.number
+
+
+def tapeless_modules() -> dict[str, object]:
+    return {name: module for name, module in sys.modules.items() if name.split(".")[0] == "tapeless"}
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=id_of)
+def test_old_text_occurs_once_and_the_new_source_compiles(mutant: Mutant) -> None:
+    path = PACKAGE / mutant.file
+    assert path.read_text(encoding="utf-8").count(mutant.old) == 1
+    assert mutant.new != mutant.old
+    compile(mutant.source(), mutant.file, "exec")
+
+
+def test_every_listed_mutant_of_ops_and_models_is_there() -> None:
+    """6 to 8 and 45 to 54 are bugs of the trainer, of distribution and of the optimizer, and are tested there."""
+    assert len(BY_NUMBER) == len(MUTANTS)
+    assert {int(mutant.number.rstrip("abc")) for mutant in LISTED} == {*range(1, 6), *range(9, 45)}
+
+
+def test_an_old_text_that_is_not_there_is_refused() -> None:
+    with pytest.raises(ValueError, match="occurs 0 times"):
+        MUTANTS[0]._replace(old="nowhere to be found").source()
+
+
+def test_the_copy_has_the_mutant_and_leaves_no_trace() -> None:
+    modules, meta_path = tapeless_modules(), list(sys.meta_path)
+    bytecode = {path: path.stat().st_mtime_ns for path in Path(PACKAGE).rglob("*.pyc")}
+    healthy = sys.modules["tapeless.ops.rms_norm"]
+    with mutated(BY_NUMBER["28"]) as copy:
+        assert copy is sys.modules["tapeless.verify.levels"] is not modules["tapeless.verify.levels"]
+        mutant = sys.modules["tapeless.ops.rms_norm"]
+        assert mutant.rms_norm_backward.__code__.co_code != healthy.rms_norm_backward.__code__.co_code
+    after = tapeless_modules()
+    assert after.keys() == modules.keys()
+    assert all(after[name] is module for name, module in modules.items())
+    assert sys.meta_path == meta_path
+    assert {path: path.stat().st_mtime_ns for path in Path(PACKAGE).rglob("*.pyc")} == bytecode
+
+
+def test_the_package_is_restored_after_an_error() -> None:
+    modules = tapeless_modules()
+    with pytest.raises(ZeroDivisionError), mutated(BY_NUMBER["28"]):
+        raise ZeroDivisionError
+    assert all(sys.modules[name] is module for name, module in modules.items())
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_the_healthy_source_passes(level: str) -> None:
+    findings = list(run_levels([level]))
+    assert findings
+    assert [str(finding) for finding in findings if not finding.ok] == []
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=id_of)
+def test_killed(mutant: Mutant) -> None:
+    assert run_mutant(mutant).killed_by
+
+
+def test_results_survive_json_and_make_a_matrix() -> None:
+    results = [
+        MutantResult("1", "one", "ops/a.py", {"L1": "L1 bad", "L2": "L2 bad"}),
+        MutantResult("2", "two", "ops/b.py", {}),
+    ]
+    assert from_json(to_json(results)) == results
+    assert [result.number for result in survivors(results)] == ["2"]
+    assert share_killed_twice(results) == 0.5
+    table = matrix(results)
+    assert "| 1 one | `ops/a.py` |  | x | x |  |  |  | 2 |" in table
+    assert "1 of 2 killed, 50% by two or more levels." in table

@@ -98,6 +98,80 @@ class SimpleLMConfig:
         require(self.norm_eps > 0, "norm_eps", "above 0", self.norm_eps)
 
 
+@dataclass(frozen=True)
+class TrainConfig:
+    """How a model is trained: data, optimizer, schedule, and what is written when."""
+
+    dataset_path: str | None = option(None, "your text: a file, a directory, a glob, or JSONL with a `text` field")
+    corpus: str = option(
+        "stdlib",
+        "what to train on without a path: this Python's own sources, their English, or a source of known entropy",
+        ("stdlib", "stdlib-docs", "markov", "arithmetic"),
+    )
+    tokenizer: str = option("bytes", "bytes, char, bpe (trained on the data to vocab_size), or the path of a tokenizer.json")
+    seq_len: int | None = option(None, "tokens in a training window [T]; default max_seq_len")
+    batch_size: int = option(16, "windows in a micro-batch [B]")
+    grad_accum: int = option(1, "micro-batches in a step")
+    epochs: int | None = option(None, "passes over the data; whichever of epochs and max_steps is reached first ends the run")
+    max_steps: int | None = option(None, "steps; default 1000 where epochs is not given either")
+    optimizer: str = option("adamw", "which optimizer", ("adamw", "adam", "sgd"))
+    lr: float = option(2e-3, "peak learning rate")
+    min_lr: float | None = option(None, "where a falling schedule ends; default a tenth of lr")
+    lr_schedule: str = option(
+        "warmup-cosine",
+        "shape of the learning rate over the run",
+        ("warmup-cosine", "constant", "linear", "cosine", "wsd", "step", "polynomial", "restarts"),
+    )
+    warmup_steps: int | None = option(None, "steps in which the rate rises; default 5 % of the steps, at most 100")
+    weight_decay: float = option(0.1, "weight decay of the matrices")
+    beta1: float = option(0.9, "decay of the first moment (adam, adamw)")
+    beta2: float = option(0.95, "decay of the second moment (adam, adamw)")
+    eps: float = option(1e-8, "added to the root of the second moment (adam, adamw)")
+    momentum: float = option(0.9, "momentum (sgd)")
+    nesterov: bool = option(False, "Nesterov momentum (sgd)")
+    grad_clip: float = option(1.0, "largest global norm of the gradient; 0 lets every norm pass")
+    seed: int = option(0, "seed of weights, data order, dropout and samples")
+    device: str = option("cpu", "where to train, as torch names it: cpu, cuda, mps")
+    dtype: str = option("float32", "of the computation; bfloat16 keeps float32 master weights", ("float32", "bfloat16", "float64"))
+    ops: str = option("auto", "which set of ops")
+    recompute: str = option("none", "what backward computes again to save memory", ("none", "cheap", "full"))
+    out_dir: str | None = option(None, "the run's directory; default runs/ and a fresh name")
+    eval_every: int = option(100, "steps between evaluations; 0: only at the end")
+    eval_windows: int = option(64, "validation windows in an evaluation during the run, always the same ones; 0: all of them")
+    patience: int = option(0, "stop after this many evaluations in a row without a new best; 0: never")
+    save_every: int = option(200, "steps between checkpoints; the last step is always saved")
+    keep_last: int = option(2, "newest checkpoints that stay; the best one always stays")
+    keep_every: int = option(0, "checkpoints at multiples of this many steps stay; 0: none but those")
+    log_every: int = option(10, "steps between lines on the console; metrics.jsonl has every step")
+    sample_every: int = option(500, "steps between samples; 0: only at the end")
+    sample_tokens: int = option(100, "tokens in a sample")
+    sample_prompt: str = option("\n", "what a sample continues")
+    sample_temperature: float = option(0.8, "temperature of samples; 0: always the likeliest token")
+    verify: bool = option(True, "check the gradients on the first batch before the first step")
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        for name in ("batch_size", "grad_accum", "log_every", "save_every", "keep_last"):
+            require(getattr(self, name) >= 1, name, "at least 1", getattr(self, name))
+        for name in ("seq_len", "epochs", "max_steps"):
+            value = getattr(self, name)
+            require(value is None or value >= 1, name, "at least 1", value)
+        for name in ("eval_every", "eval_windows", "patience", "keep_every", "sample_every", "sample_tokens"):
+            require(getattr(self, name) >= 0, name, "0 or more", getattr(self, name))
+        require(0 < self.lr < float("inf"), "lr", "a number above 0", self.lr)
+        require(self.min_lr is None or 0 <= self.min_lr <= self.lr, "min_lr", f"between 0 and lr = {self.lr}", self.min_lr)
+        require(self.warmup_steps is None or self.warmup_steps >= 0, "warmup_steps", "0 or more", self.warmup_steps)
+        if self.warmup_steps is not None and self.max_steps is not None and self.warmup_steps > self.max_steps:
+            raise ConfigError(f"warmup_steps {self.warmup_steps} is beyond max_steps {self.max_steps}")
+        for name in ("weight_decay", "grad_clip", "sample_temperature"):
+            require(0 <= getattr(self, name) < float("inf"), name, "0 or more", getattr(self, name))
+        for name in ("beta1", "beta2", "momentum"):
+            require(0 <= getattr(self, name) < 1, name, "in [0, 1)", getattr(self, name))
+        require(self.eps > 0, "eps", "above 0", self.eps)
+        require(0 <= self.seed < 2**63, "seed", "0 or more", self.seed)
+        require(not self.nesterov or self.momentum > 0, "momentum", "above 0 for nesterov", self.momentum)
+
+
 AnyModelConfig = ModelConfig | SimpleLMConfig
 KINDS: dict[str, type[ModelConfig] | type[SimpleLMConfig]] = {"model": ModelConfig, "simplelm": SimpleLMConfig}
 

@@ -1,0 +1,52 @@
+"""Adam and AdamW.
+
+    m = b1 m + (1 - b1) g         v = b2 v + (1 - b2) g^2
+    p = p - lr (m / (1 - b1^t)) / ((v / (1 - b2^t))^(1/2) + eps)          t = 1 at the first step
+Weight decay. AdamW shrinks the weights themselves, p = p (1 - lr wd), before the step; Adam adds wd p to the gradient, so
+that the decay goes through the moments. Either way only what `decay` names: matrices, not norms and biases.
+Judged by: tests/optim/test_adam.py, step by step against torch.optim in float64."""
+
+import math
+from collections.abc import Collection, Mapping
+
+from torch import Tensor
+
+from tapeless.optim.flat import FlatOptimizer
+
+
+class AdamW(FlatOptimizer):
+    state_names = ("exp_avg", "exp_avg_sq")
+
+    def __init__(
+        self,
+        params: Mapping[str, Tensor],
+        grads: Mapping[str, Tensor],
+        *,
+        lr: float = 1e-3,
+        beta1: float = 0.9,
+        beta2: float = 0.95,
+        eps: float = 1e-8,
+        weight_decay: float = 0.1,
+        decay: Collection[str] | None = None,
+    ):
+        super().__init__(params, grads, lr=lr, decay=decay)
+        self.beta1, self.beta2, self.eps, self.weight_decay = beta1, beta2, eps, weight_decay
+
+    def step(self) -> None:
+        self._decay()
+        self.t += 1
+        p, g, m, v = self.params, self.grads, self.state["exp_avg"], self.state["exp_avg_sq"]
+        m.lerp_(g, 1 - self.beta1)
+        v.mul_(self.beta2).addcmul_(g, g, value=1 - self.beta2)
+        root = v.sqrt().div_(math.sqrt(1 - self.beta2**self.t)).add_(self.eps)
+        p.addcdiv_(m, root, value=-self.lr / (1 - self.beta1**self.t))
+
+    def _decay(self) -> None:
+        for stretch in self._stretches if self.weight_decay else ():
+            self.params[stretch] *= 1 - self.lr * self.weight_decay
+
+
+class Adam(AdamW):
+    def _decay(self) -> None:
+        for stretch in self._stretches if self.weight_decay else ():
+            self.grads[stretch].add_(self.params[stretch], alpha=self.weight_decay)

@@ -48,3 +48,28 @@ class MissingError(TapelessError, ImportError):
 
     code = "MISSING"
     exit_status = 2
+
+
+class DataError(TapelessError, ValueError):
+    """Text, token files or tokenizers that cannot be trained on."""
+
+    code = "DATA"
+    exit_status = 2
+
+
+class CheckpointError(TapelessError):
+    """A checkpoint that cannot be written or gone on from."""
+
+    code = "CHECKPOINT"
+    exit_status = 2
+
+
+class DamagedError(CheckpointError):
+    """A checkpoint whose files are not the ones that were written."""
+
+
+class LockedError(TapelessError):
+    """A run directory that another live process writes to."""
+
+    code = "LOCKED"
+    exit_status = 2

@@ -1,5 +1,6 @@
 """What every optimizer here shares: the flat buffers behind the named views, and which stretches of them decay."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
 
 import torch
@@ -31,7 +32,7 @@ def decayed_stretches(views: Mapping[str, Tensor], decay: Collection[str]) -> li
     return stretches
 
 
-class FlatOptimizer:
+class FlatOptimizer(ABC):
     """Parameters, gradients and state as flat tensors. Subclasses say which state there is and how a step goes."""
 
     state_names: tuple[str, ...]
@@ -46,3 +47,17 @@ class FlatOptimizer:
         self.t = 0  # steps taken
         self.state = {name: torch.zeros_like(self.params) for name in self.state_names}
         self._stretches = decayed_stretches(params, self.decay)
+        self._views = params
+
+    @abstractmethod
+    def step(self) -> None:
+        """Update the parameters by the gradients, with self.lr."""
+
+    def named_state(self) -> dict[str, dict[str, Tensor]]:
+        """The state under the parameters' names, as views: what a checkpoint writes, and writes back."""
+        return {
+            key: {
+                name: flat[view.storage_offset() :][: view.numel()].view(view.shape) for name, view in self._views.items()
+            }
+            for key, flat in self.state.items()
+        }

@@ -1,0 +1,87 @@
+"""Byte-level BPE, trained and run by Hugging Face's `tokenizers`; and whatever else a tokenizer.json may describe.
+
+Training uses GPT-2's split pattern, the one that llama.cpp also knows (FORMATS: tokenizer.ggml.pre = "gpt-2"), and no special
+tokens. Ties between pairs are broken by their ids, so that the same text gives the same merges.
+Judged by: tests/data/test_tokenizer.py."""
+
+import json
+from collections.abc import Iterable
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from tapeless.data.tokenizer import StreamDecoder, Tokenizer, byte_symbols, utf8
+from tapeless.errors import DataError, MissingError
+
+
+def tokenizers_package() -> ModuleType:
+    try:
+        import tokenizers
+    except ImportError:
+        raise MissingError("this tokenizer needs the package `tokenizers`: pip install tokenizers") from None
+    return tokenizers
+
+
+class BpeTokenizer(Tokenizer):
+    """A tokenizer.json of any make. Where it is byte-level the bytes of each id are known, else only decoded text is."""
+
+    kind = "bpe"
+
+    def __init__(self, spec: dict[str, Any], where: str = "tokenizer.json"):
+        package = tokenizers_package()
+        try:
+            self.backend = package.Tokenizer.from_str(json.dumps(spec))
+        except Exception as error:  # the package raises nothing narrower
+            raise DataError(f"{where}: the package `tokenizers` cannot load it: {error}") from None
+        self.backend.no_truncation()  # a limit meant for one prompt would cut the training text off
+        self.backend.no_padding()
+        vocab = self.backend.get_vocab(with_added_tokens=True)
+        if not vocab:
+            raise DataError(f"{where}: its vocabulary is empty")
+        added = {token.content for token in self.backend.get_added_tokens_decoder().values()}
+        byte_of = {symbol: byte for byte, symbol in enumerate(byte_symbols())}
+        table = [b""] * (max(vocab.values()) + 1)
+        for token, i in vocab.items():
+            plain = token in added or not byte_of.keys() >= set(token)
+            table[i] = token.encode() if plain else bytes(byte_of[symbol] for symbol in token)
+        super().__init__(table, spec)
+        self.byte_level = (spec.get("decoder") or {}).get("type") == "ByteLevel"
+
+    def encode(self, text: str) -> np.ndarray:  # (n,) int64
+        utf8(text)
+        return np.array(self.backend.encode(text, add_special_tokens=False).ids, np.int64)
+
+    def decode_bytes(self, ids: Iterable[int]) -> bytes:
+        if self.byte_level:
+            return super().decode_bytes(ids)
+        return self.backend.decode([int(i) for i in ids], skip_special_tokens=False).encode()
+
+    def stream(self) -> StreamDecoder:
+        return super().stream() if self.byte_level else BackendStream(self)
+
+
+class BackendStream(StreamDecoder):
+    """For tokenizers whose ids have no bytes of their own (a space may depend on the neighbours)."""
+
+    def __init__(self, tokenizer: BpeTokenizer):
+        super().__init__(tokenizer)
+        self._backend = tokenizer.backend
+        self._steps = tokenizers_package().decoders.DecodeStream(skip_special_tokens=False)
+
+    def push(self, token: int) -> str:
+        return self._steps.step(self._backend, int(token)) or ""
+
+
+def train_bpe(texts: Iterable[str], vocab_size: int | None) -> BpeTokenizer:
+    if vocab_size is None or vocab_size < 256:
+        raise DataError(f"bpe begins with the 256 bytes and adds merges up to vocab_size; set it above 256, got {vocab_size}")
+    package = tokenizers_package()
+    backend = package.Tokenizer(package.models.BPE())
+    backend.pre_tokenizer = package.pre_tokenizers.ByteLevel(add_prefix_space=False)  # its pattern is GPT-2's
+    backend.decoder = package.decoders.ByteLevel()
+    trainer = package.trainers.BpeTrainer(
+        vocab_size=vocab_size, initial_alphabet=package.pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+    )
+    backend.train_from_iterator(texts, trainer)
+    return BpeTokenizer(json.loads(backend.to_str()))

@@ -1,0 +1,83 @@
+"""Token files: 64 bytes of header, then the ids, little-endian, read through a memory map.
+
+    magic 8s · version u16 · width u16 (2 up to 65536 ids, else 4) · crc32 u32 of the header with 0 here · count u64 ·
+    vocab_size u64 · tokenizer fingerprint 32s
+Ids are checked against the vocabulary when written and when opened: an id beyond it would read another row of the embedding,
+or none. Sizes are Python integers throughout; a 32-bit seek broke a peer past 2 GiB.
+Judged by: tests/data/test_shards.py."""
+
+import struct
+import zlib
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+
+from tapeless.data.files import atomic_write
+from tapeless.errors import DataError
+
+HEADER = struct.Struct("<8sHHIQQ32s")
+MAGIC, VERSION = b"TAPELESS", 1
+CHUNK = 1 << 24  # ids looked at in one go
+
+
+def _pack(width: int, count: int, vocab_size: int, fingerprint: str) -> bytes:
+    fields = (count, vocab_size, bytes.fromhex(fingerprint))
+    crc = zlib.crc32(HEADER.pack(MAGIC, VERSION, width, 0, *fields))
+    return HEADER.pack(MAGIC, VERSION, width, crc, *fields)
+
+
+def _check_ids(ids: np.ndarray, first: int, vocab_size: int, where: Path) -> None:
+    wrong = np.flatnonzero((ids < 0) | (ids >= vocab_size))
+    if len(wrong):
+        raise DataError(
+            f"{where}: token {first + int(wrong[0])} is {int(ids[wrong[0]])}, outside of the vocabulary of {vocab_size}; "
+            "tokenize with the tokenizer that belongs to it"
+        )
+
+
+def write_tokens(path: Path, chunks: Iterable[np.ndarray], *, vocab_size: int, fingerprint: str) -> int:
+    """Write ids as they come, atomically; returns how many."""
+    width, count = 2 if vocab_size <= 1 << 16 else 4, 0
+    with atomic_write(path) as file:
+        file.write(bytes(HEADER.size))
+        for ids in chunks:  # (n,) of any integer type
+            _check_ids(ids, count, vocab_size, path)
+            file.write(ids.astype(f"<u{width}").tobytes())
+            count += len(ids)
+        file.seek(0)
+        file.write(_pack(width, count, vocab_size, fingerprint))
+    return count
+
+
+def open_tokens(path: Path, fingerprint: str) -> np.memmap:  # (count,) uint16 or uint32, read-only
+    """The ids of a file that was written with the tokenizer of this fingerprint."""
+    again = "delete it and prepare the data again"
+    try:
+        size = path.stat().st_size
+        with open(path, "rb") as file:
+            header = file.read(HEADER.size)
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror}") from None
+    if len(header) < HEADER.size:
+        raise DataError(f"{path}: {len(header)} bytes, but the header of a token file alone is {HEADER.size}; {again}")
+    magic, version, width, _, count, vocab_size, written_with = HEADER.unpack(header)
+    if magic != MAGIC:
+        raise DataError(f"{path}: not a token file: begins with {magic!r}, expected {MAGIC!r}")
+    if version != VERSION:
+        raise DataError(f"{path}: token file of version {version}, this tapeless reads {VERSION}; use a newer tapeless")
+    if header != _pack(width, count, vocab_size, written_with.hex()) or width not in (2, 4):
+        raise DataError(f"{path}: the header was altered: its checksum does not fit; {again}")
+    if size != HEADER.size + count * width:
+        raise DataError(f"{path}: {size} bytes, expected {HEADER.size + count * width} for {count} tokens; {again}")
+    if written_with.hex() != fingerprint:
+        raise DataError(
+            f"{path}: written with tokenizer {written_with.hex()[:12]}, but this one is {fingerprint[:12]}; "
+            "use the tokenizer.json beside it"
+        )
+    if count == 0:
+        raise DataError(f"{path}: holds no tokens; {again}")
+    tokens = np.memmap(path, f"<u{width}", "r", HEADER.size, (count,))
+    for first in range(0, count, CHUNK):
+        _check_ids(tokens[first : first + CHUNK], first, vocab_size, path)
+    return tokens

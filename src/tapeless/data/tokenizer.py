@@ -1,0 +1,182 @@
+"""Text to ids and back: bytes (the default), characters, byte-level BPE. All three are saved as a tokenizer.json that Hugging
+Face's `tokenizers` loads and encodes alike with; bytes and characters need no package here, BPE (bpe.py) is that package.
+
+    bytes   256 ids, the values of the UTF-8 bytes          char   the sorted characters of the data
+Every id stands for some bytes, and decoding joins them: broken UTF-8, which a young model writes, shows as U+FFFD, and so does
+an id beyond the tokenizer's vocabulary, which a model with a larger one may draw.
+Judged by: tests/data/test_tokenizer.py, against `tokenizers`."""
+
+import codecs
+import hashlib
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tapeless.data.files import canonical_json, write_json
+from tapeless.errors import DataError
+
+REPLACEMENT = "\ufffd".encode()
+PIECE = 1 << 20  # characters
+
+
+class Tokenizer:
+    """What all kinds share: a table of the bytes behind each id, and the tokenizer.json that describes it."""
+
+    kind: str
+
+    def __init__(self, table: list[bytes], spec: dict[str, Any]):
+        self.table = table
+        self.spec = spec  # the content of tokenizer.json
+        self.vocab_size = len(table)
+        self.fingerprint = hashlib.sha256(canonical_json(spec)).hexdigest()
+
+    def encode(self, text: str) -> np.ndarray:  # (n,) int64
+        raise NotImplementedError
+
+    def decode_bytes(self, ids: Iterable[int]) -> bytes:
+        return b"".join(self.table[i] if 0 <= i < self.vocab_size else REPLACEMENT for i in map(int, ids))
+
+    def decode(self, ids: Iterable[int]) -> str:
+        return self.decode_bytes(ids).decode(errors="replace")
+
+    def stream(self) -> "StreamDecoder":
+        return StreamDecoder(self)
+
+    def save(self, path: Path) -> None:
+        write_json(path, self.spec)
+
+
+class StreamDecoder:
+    """Text as ids arrive: a character comes out with the id that completes it, never in halves."""
+
+    def __init__(self, tokenizer: Tokenizer):
+        self._tokenizer = tokenizer
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def push(self, token: int) -> str:
+        return self._utf8.decode(self._tokenizer.decode_bytes([token]))
+
+    def finish(self) -> str:
+        """What is still held back: the replacement of a character that was never completed, or nothing."""
+        return self._utf8.decode(b"", final=True)
+
+
+def utf8(text: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        character = text[error.start]
+        raise DataError(
+            f"character {character!r} at position {error.start} is half of a surrogate pair; expected text"
+        ) from None
+
+
+def byte_symbols() -> list[str]:
+    """A visible character for each byte, as GPT-2 chose them: itself where it is printable Latin-1, else one from 256 on."""
+    visible = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
+    others = [byte for byte in range(256) if byte not in visible]
+    return [chr(byte if byte in visible else 256 + others.index(byte)) for byte in range(256)]
+
+
+def tokenizer_json(pre_tokenizer: dict[str, Any], model: dict[str, Any], decoder: dict[str, Any]) -> dict[str, Any]:
+    nothing = dict.fromkeys(("truncation", "padding", "normalizer", "post_processor"))
+    parts = {"added_tokens": [], "pre_tokenizer": pre_tokenizer, "decoder": decoder, "model": model}
+    return {"version": "1.0", **nothing, **parts}
+
+
+class ByteTokenizer(Tokenizer):
+    kind = "bytes"
+
+    def __init__(self) -> None:
+        """To `tokenizers` this is a byte-level BPE that never learned a merge."""
+        byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+        model = {"type": "BPE", "vocab": {symbol: byte for byte, symbol in enumerate(byte_symbols())}, "merges": []}
+        super().__init__([bytes([byte]) for byte in range(256)], tokenizer_json(byte_level, model, byte_level))
+
+    def encode(self, text: str) -> np.ndarray:  # (n,) int64
+        return np.frombuffer(utf8(text), np.uint8).astype(np.int64)
+
+
+class CharTokenizer(Tokenizer):
+    kind = "char"
+
+    def __init__(self, characters: Iterable[str]):
+        """To `tokenizers` this is a word-level model in which every character is a word."""
+        self.characters = sorted(set(characters))
+        self._codes = np.array([ord(character) for character in self.characters])  # (V,) ascending
+        split = {"type": "Split", "pattern": {"Regex": r"[\s\S]"}, "behavior": "Isolated", "invert": False}
+        vocab = {character: i for i, character in enumerate(self.characters)}
+        model = {
+            "type": "WordLevel",
+            "vocab": vocab,
+            "unk_token": "<unk>",
+        }  # not in the vocabulary: unknown is an error there too
+        super().__init__([utf8(character) for character in self.characters], tokenizer_json(split, model, {"type": "Fuse"}))
+
+    def encode(self, text: str) -> np.ndarray:  # (n,) int64
+        codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<u4")
+        ids = np.searchsorted(self._codes, codes)
+        unknown = np.flatnonzero(self._codes[np.minimum(ids, self.vocab_size - 1)] != codes)
+        if len(unknown):
+            at = int(unknown[0])
+            raise DataError(
+                f"character {text[at]!r} at position {at} is not among the {self.vocab_size} characters of the training data; "
+                "leave it out, or train with the bytes tokenizer, which knows every text"
+            )
+        return ids
+
+
+def pieces(text: str) -> Iterator[str]:
+    """The text in parts of about a million characters, so that a large one is never tokenized in one go.
+
+    Cuts fall before a newline behind a visible character. No match of GPT-2's split pattern goes across such a place, so
+    the ids are those of the whole text; another pattern may differ by a token at a cut."""
+    start = 0
+    while len(text) - start > PIECE:
+        cut = text.find("\n", start + PIECE)
+        while cut >= 0 and text[cut - 1].isspace():
+            cut = text.find("\n", cut + 1)
+        if cut < 0:
+            break
+        yield text[start:cut]
+        start = cut
+    yield text[start:]
+
+
+def make_tokenizer(kind: str, text: str, vocab_size: int | None) -> Tokenizer:
+    """The tokenizer that a configuration names: bytes, char, bpe (both made from `text`), or the path of a tokenizer.json."""
+    if kind == "bytes":
+        return ByteTokenizer()
+    if kind == "char":
+        return CharTokenizer(text)
+    if kind == "bpe":
+        from tapeless.data.bpe import train_bpe
+
+        return train_bpe(pieces(text), vocab_size)
+    return load_tokenizer(Path(kind))
+
+
+def load_tokenizer(path: Path) -> Tokenizer:
+    try:
+        spec = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise DataError(f"{path}: no such tokenizer; expected bytes, char, bpe, or the path of a tokenizer.json") from None
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{path}: not a tokenizer.json: {error}") from None
+    if not isinstance(spec, dict) or not isinstance(spec.get("model"), dict):
+        raise DataError(f"{path}: not a tokenizer.json: it has no `model`")
+    if spec == ByteTokenizer().spec:
+        return ByteTokenizer()
+    vocab = spec["model"].get("vocab")
+    if isinstance(vocab, dict) and vocab and all(len(word) == 1 for word in vocab):
+        by_character = CharTokenizer(vocab)
+        if spec == by_character.spec:
+            return by_character
+    from tapeless.data.bpe import BpeTokenizer
+
+    return BpeTokenizer(spec, str(path))

@@ -1,0 +1,116 @@
+"""The loop of generation: one forward a token, all samples as one batch.
+
+A model with a kv_cache reads each token once. Past max_seq_len the window slides by half its length at a time: the cache is
+thrown away and the last half window read again, which costs one more token per token on average, where sliding by one would
+cost a whole window per token. Where the window begins depends on the position alone, so text generated in two goes is the
+text generated in one.
+A model without attention (SimpleLM) has no max_seq_len and no kv_cache: its window is the last token."""
+
+from collections.abc import Callable, Collection, Iterable
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from tapeless.config import require
+from tapeless.errors import InputError
+from tapeless.generate.sampler import Sampling, sample
+
+
+class LanguageModel(Protocol):
+    """What generation asks of a model. `kv_cache(batch_size, capacity)` is used where there is one."""
+
+    config: Any
+    device: torch.device
+
+    def logits(self, tokens: Tensor) -> Tensor: ...
+
+
+class _Reader:
+    """Logits behind each position of a growing batch of texts, reading as little as possible again."""
+
+    def __init__(self, model: LanguageModel, batch_size: int, longest: int, on_warning: Callable[[str], None] | None):
+        self.model, self.on_warning = model, on_warning
+        self.limit: int | None = getattr(model.config, "max_seq_len", None)
+        self.window = self.limit or 1
+        self.start = 0
+        make_cache = getattr(model, "kv_cache", None)
+        self.kv_cache = make_cache(batch_size, min(self.window, longest)) if make_cache else None
+
+    def logits(
+        self,
+        tokens: Tensor,  # (B, n) int64: the whole texts
+    ) -> Tensor:  # (B, V)
+        start = window_start(tokens.shape[1], self.window)
+        if start and self.limit and self.on_warning:
+            self.on_warning(
+                f"the text is longer than max_seq_len = {self.limit}: the window slides, and the model sees the last "
+                f"{self.window - window_hop(self.window) + 1} to {self.window} tokens"
+            )
+            self.on_warning = None
+        if self.kv_cache is None:
+            return self.model.logits(tokens[:, start:])[:, -1]
+        if start != self.start:
+            self.start, self.kv_cache.length = start, 0
+        new = tokens[:, start + self.kv_cache.length :]
+        return self.model.logits(new, kv_cache=self.kv_cache)[:, -1]  # type: ignore[call-arg]
+
+
+def window_hop(window: int) -> int:
+    return max(1, window // 2)
+
+
+def window_start(length: int, window: int) -> int:
+    """Where the window behind a text of this length begins: 0, then multiples of half a window."""
+    hop = window_hop(window)
+    return max(0, -(-(length - window) // hop) * hop)
+
+
+def generate(
+    model: LanguageModel,
+    prompt_ids: Iterable[int],
+    *,
+    max_tokens: int,
+    sampling: Sampling | None = None,
+    num_samples: int = 1,
+    first_sample: int = 0,
+    vocab_size: int | None = None,
+    stop: Collection[int] = (),
+    on_token: Callable[[int, int], None] | None = None,
+    on_warning: Callable[[str], None] | None = None,
+) -> list[list[int]]:
+    """The new tokens of each sample, without the prompt.
+
+    sampling: by default the model's own distribution. first_sample: the index of the first sample; sample i is the same
+    whichever others are drawn beside it. vocab_size: only ids below it are drawn, for a model with more ids than its
+    tokenizer. stop: ids that end a sample; they are neither returned nor reported. on_token(sample index, id): called as
+    each is drawn. on_warning: told once when the window slides."""
+    sampling = sampling or Sampling()
+    prompt = torch.tensor([int(i) for i in prompt_ids], dtype=torch.int64, device=model.device)  # (n,)
+    if len(prompt) == 0:
+        raise InputError("the prompt is empty; generation continues at least one token")
+    require(max_tokens >= 0, "max_tokens", "0 or more", max_tokens)
+    require(num_samples >= 1, "num_samples", "at least 1", num_samples)
+    V = model.config.vocab_size if vocab_size is None else vocab_size
+    require(1 <= V <= model.config.vocab_size, "vocab_size", f"between 1 and the model's {model.config.vocab_size}", V)
+    unknown = torch.arange(model.config.vocab_size, device=model.device) >= V  # (V,)
+    end = len(prompt) + max_tokens
+    text = torch.empty(num_samples, end, dtype=torch.int64, device=model.device)  # (B, end), filled from the left
+    text[:, : len(prompt)] = prompt
+    reader = _Reader(model, num_samples, end, on_warning)
+    samples: list[list[int]] = [[] for _ in range(num_samples)]
+    running = set(range(num_samples))
+    for position in range(len(prompt), end):
+        so_far = text[:, :position]
+        logits = reader.logits(so_far).masked_fill(unknown, -torch.inf)  # (B, V)
+        text[:, position] = drawn = sample(logits, so_far, sampling, position=position, first_sample=first_sample)
+        for row, token in enumerate(drawn.tolist()):
+            if token in stop:
+                running.discard(row)
+            elif row in running:
+                samples[row].append(token)
+                if on_token:
+                    on_token(first_sample + row, token)
+        if not running:
+            break
+    return samples

@@ -1,0 +1,109 @@
+"""From logits to one token: what may be drawn, and the draw.
+
+The filters, in this order, each on what the one before it left, renormalised:
+    1. repetition penalty r   a logit z of a token that was seen becomes z / r where z > 0, else z r
+    2. temperature t          z / t; 0 puts everything on the largest logit
+    3. top-k                  the k largest
+    4. top-p                  the largest until their probabilities sum to p; the one that reaches p stays
+    5. min-p                  those at least p times as probable as the most probable
+Of equal logits the lower id counts as the larger, in every filter and in argmax: top_k = 1 is temperature 0.
+All of it in float64 on the CPU, so that a draw depends on the logits and not on where they were computed; a vocabulary is
+small beside the forward that made it.
+
+A draw is a pure function of (seed, sample index, position): a hash gives a number in [0, 1), and the inverse of the
+cumulative distribution turns it into a token. There is no generator, hence nothing to save, restore or share.
+Judged by: tests/generate/test_sampler.py."""
+
+import hashlib
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tapeless.config import check_types, option, require
+from tapeless.errors import NonFiniteError
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How tokens are drawn. The defaults draw from the model's own distribution."""
+
+    temperature: float = option(1.0, "below 1 sharpens the distribution, above 1 flattens it; 0: always the likeliest token")
+    top_k: int = option(0, "draw from this many likeliest tokens; 0: from all")
+    top_p: float = option(1.0, "draw from the likeliest tokens that together have this probability; 1: from all")
+    min_p: float = option(0.0, "leave out tokens less than this times as probable as the likeliest; 0: none")
+    repetition_penalty: float = option(1.0, "above 1 makes tokens that were seen before less likely; 1: as they are")
+    seed: int = option(0, "equal seeds give equal samples")
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        for name in ("temperature", "top_k"):
+            require(0 <= getattr(self, name) < float("inf"), name, "0 or more", getattr(self, name))
+        require(0 < self.top_p <= 1, "top_p", "above 0, at most 1", self.top_p)
+        require(0 <= self.min_p <= 1, "min_p", "between 0 and 1", self.min_p)
+        require(0 < self.repetition_penalty < float("inf"), "repetition_penalty", "above 0", self.repetition_penalty)
+        require(0 <= self.seed < 2**63, "seed", "0 or more", self.seed)
+
+
+def probabilities(
+    logits: Tensor,  # (B, V); read only
+    history: Tensor,  # (B, n) int64: the tokens so far, which the repetition penalty looks at
+    sampling: Sampling,
+) -> Tensor:  # (B, V) float64, on the CPU
+    """What each row is drawn from: the distribution after all filters."""
+    z = logits.to("cpu", torch.float64)
+    _check(z)
+    if sampling.repetition_penalty != 1:
+        r = sampling.repetition_penalty
+        seen = torch.zeros(z.shape, dtype=torch.bool).scatter(1, history.to("cpu"), True)
+        z = torch.where(seen, torch.where(z > 0, z / r, z * r), z)
+    z, ids = z.sort(dim=-1, descending=True, stable=True)  # (B, V) both; stable: equal logits keep the order of their ids
+    z = z - z[:, :1]  # before the division: however small the temperature, the largest stays 0 and exp cannot overflow
+    rank = torch.arange(z.shape[-1]).expand_as(z)
+    if sampling.temperature == 0:
+        keep = rank < 1
+    else:
+        z = z / sampling.temperature
+        keep = rank < (sampling.top_k or z.shape[-1])
+        p = _softmax(z, keep)
+        if sampling.top_p < 1:
+            keep[:, 1:] &= p.cumsum(-1)[:, :-1] < sampling.top_p  # stays while those before it have not reached top_p
+        keep = keep & (p >= sampling.min_p * p[:, :1])  # a ratio, which renormalising does not change
+    return torch.zeros_like(z).scatter(1, ids, _softmax(z, keep))
+
+
+def sample(
+    logits: Tensor,  # (B, V); read only
+    history: Tensor,  # (B, n) int64
+    sampling: Sampling,
+    *,
+    position: int,  # of the token to draw, counted from the beginning of the text
+    first_sample: int = 0,  # the index of row 0 among all samples
+) -> Tensor:  # (B,) int64, on the CPU
+    cumulative = probabilities(logits, history, sampling).cumsum(-1)  # (B, V)
+    u = [uniform(sampling.seed, first_sample + row, position) for row in range(len(logits))]
+    x = (
+        torch.tensor(u, dtype=torch.float64)[:, None] * cumulative[:, -1:]
+    )  # (B, 1); u <= 1 - 2^-53, so x < the last, rounded too
+    return torch.searchsorted(cumulative, x, right=True)[:, 0]  # right: a token of probability 0 is stepped over
+
+
+def uniform(seed: int, sample_index: int, position: int) -> float:
+    """A number in [0, 1) with 53 random bits, all that a float64 there can hold."""
+    digest = hashlib.sha256(f"sample/{seed}/{sample_index}/{position}".encode()).digest()
+    return (int.from_bytes(digest[:8], "little") >> 11) * 2.0**-53
+
+
+def _softmax(z: Tensor, keep: Tensor) -> Tensor:  # (B, V) each; the largest z of a row is 0
+    e = torch.where(keep, z.exp(), 0.0)
+    return e / e.sum(-1, keepdim=True)
+
+
+def _check(z: Tensor) -> None:  # (B, V)
+    """-inf is a token ruled out; anything else that is not a number leaves nothing to draw from."""
+    bad = (z.isnan() | z.isposinf()).nonzero()
+    if len(bad):
+        row, token = bad[0].tolist()
+        raise NonFiniteError(f"logit of token {token} in row {row} is {z[row, token].item()}: there is nothing to draw from")
+    if z.isneginf().all(-1).any():
+        raise NonFiniteError("every logit of a row is -inf: there is nothing to draw from")

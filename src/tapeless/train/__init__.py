@@ -1,0 +1,1 @@
+"""Training: the loop, and the run directory with its checkpoints that a killed run goes on from."""

@@ -1,0 +1,130 @@
+"""The configuration a run was started with: written into its folder, read again by resume, and compared.
+
+    [model] or [simplelm]   every field, resolved; a field that is nothing is absent
+    [train]                 likewise
+    [data]                  what the text and the tokenizer were: their fingerprints
+A resume may change what leaves the training as it was. Three classes: frozen is what the weights and the data position only
+have a meaning in; schedule is what changes the steps to come, so that it takes an explicit override; free is the rest.
+Judged by: tests/train/test_run_config.py."""
+
+import json
+import tomllib
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tapeless.config import KINDS, AnyModelConfig, TrainConfig, from_mapping
+from tapeless.data.files import atomic_write
+from tapeless.errors import ConfigError
+
+# Fields of [train] that a resume may change; all others are the schedule. What decides the data (path, corpus, tokenizer) is
+# here because [data] is frozen: a file may move as long as it is the same.
+FREE = {
+    "dataset_path",
+    "corpus",
+    "tokenizer",
+    "out_dir",
+    "eval_every",
+    "save_every",
+    "keep_last",
+    "keep_every",
+    "log_every",
+    "sample_every",
+    "sample_tokens",
+    "sample_prompt",
+    "sample_temperature",
+    "verify",
+}
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    model: AnyModelConfig
+    train: TrainConfig
+    data: Mapping[str, str]  # fingerprints by name: tokenizer_hash, dataset_fingerprint
+
+    def tables(self) -> dict[str, dict[str, Any]]:
+        kind = next(kind for kind, cls in KINDS.items() if type(self.model) is cls)
+        return {kind: asdict(self.model), "train": asdict(self.train), "data": dict(self.data)}
+
+
+class Change(NamedTuple):
+    table: str
+    name: str
+    old: Any
+    new: Any
+    kind: str  # frozen | schedule | free
+
+
+def write_run_config(path: Path, config: RunConfig) -> None:
+    lines = ["# Written by tapeless; read again by `tapeless train resume`."]
+    for table, values in config.tables().items():
+        lines += ["", f"[{table}]"]
+        lines += [f"{name} = {_toml(name, value)}" for name, value in values.items() if value is not None]
+    with atomic_write(path) as file:
+        file.write(("\n".join(lines) + "\n").encode())
+
+
+def read_run_config(path: Path) -> RunConfig:
+    try:
+        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such file; is {path.parent} the directory of a run?") from None
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read: {error}") from None
+    kinds = [kind for kind in KINDS if kind in tables]
+    if len(kinds) != 1 or set(tables) != {*kinds, "train", "data"}:
+        raise ConfigError(f"{path}: expected [model] or [simplelm], [train] and [data], got {', '.join(map(repr, tables))}")
+    model = from_mapping(kinds[0], tables[kinds[0]], str(path))
+    try:
+        train = TrainConfig(**tables["train"])
+    except (ConfigError, TypeError) as error:
+        raise ConfigError(f"{path}: [train]: {error}") from None
+    return RunConfig(model, train, tables["data"])
+
+
+def check_resume(run: RunConfig, now: RunConfig, overrides: Collection[str] = ()) -> list[Change]:
+    """What differs between a run and the configuration it is to go on with; an error where it may not.
+
+    overrides: the names given as --override name=value, whose values are already in `now`."""
+    changes = _changes(run, now)
+    refused = [c for c in changes if c.kind == "frozen" or (c.kind == "schedule" and c.name not in overrides)]
+    if refused:
+        hints = {"frozen": "fixed for the run", "free": "may change"}
+        told = [
+            f"{c.table}.{c.name}: {c.old!r} in the run, {c.new!r} now "
+            f"({hints.get(c.kind, f'needs --override {c.name}={c.new}')})"
+            for c in [*refused, *(c for c in changes if c not in refused)]
+        ]
+        raise ConfigError(f"the run cannot go on with another configuration: {'; '.join(told)}")
+    return changes
+
+
+def _changes(run: RunConfig, now: RunConfig) -> list[Change]:
+    old = {(table, name): value for table, values in run.tables().items() for name, value in values.items()}
+    new = {(table, name): value for table, values in now.tables().items() for name, value in values.items()}
+    return [
+        Change(table, name, old.get((table, name)), new.get((table, name)), _kind(table, name))
+        for table, name in {**old, **new}
+        if old.get((table, name)) != new.get((table, name))
+    ]
+
+
+def _kind(table: str, name: str) -> str:
+    if table != "train":
+        return "frozen"
+    return "free" if name in FREE else "schedule"
+
+
+def _toml(name: str, value: bool | int | float | str) -> str:
+    """A value as TOML spells it; Python's repr of a number is one that reads back to the same bits."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str):
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            raise ConfigError(f"{name} {value!r} is not text; a run's configuration is a file of text") from None
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # the one character that JSON alone allows
+    return repr(value)

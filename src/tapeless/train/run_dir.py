@@ -1,0 +1,162 @@
+"""The directory of a run: who may write to it, and where it was made.
+
+    config.toml (run_config.py)   env.json   metrics.jsonl (metrics_log.py)   checkpoints/ (checkpoint.py)   lock
+Judged by: tests/train/test_run_dir.py."""
+
+import json
+import os
+import platform
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+
+from tapeless.data.files import write_json
+from tapeless.errors import ConfigError, LockedError
+
+PACKAGES = ("tapeless", "torch", "numpy", "safetensors")
+LOCKED_BYTE = 1 << 20  # Windows locks bytes, and others cannot read those: take one far behind the text
+
+
+class RunDir:
+    """The paths of a run, by name."""
+
+    def __init__(self, path: str | Path):
+        self.path = Path(path)
+        self.config, self.env, self.metrics = (self.path / name for name in ("config.toml", "env.json", "metrics.jsonl"))
+        self.report, self.tokenizer = self.path / "report.html", self.path / "tokenizer.json"
+        self.checkpoints, self.samples, self.lock = (self.path / name for name in ("checkpoints", "samples", "lock"))
+
+    @classmethod
+    def create(cls, path: str | Path) -> "RunDir":
+        """A new run's directory, which must not hold anything yet."""
+        run = cls(path)
+        try:
+            run.path.mkdir(parents=True, exist_ok=True)
+            taken = next(run.path.iterdir(), None)
+            if taken is None:
+                run.checkpoints.mkdir()
+                run.samples.mkdir()
+        except OSError as error:
+            raise ConfigError(f"out_dir {run.path} cannot be made: {error.strerror}") from None
+        if taken is not None:
+            raise ConfigError(
+                f"out_dir {run.path} is not empty, it holds {taken.name}; choose another, "
+                f"or go on with that run: tapeless train resume {run.path}"
+            )
+        return run
+
+    @classmethod
+    def open(cls, path: str | Path) -> "RunDir":
+        """The directory of a run that was made before."""
+        run = cls(path)
+        if not run.config.is_file():
+            raise ConfigError(f"{run.path} is not the directory of a run: expected config.toml in it")
+        return run
+
+
+class RunLock:
+    """Held while a process writes to a run. The operating system lets go of it when the process dies, however it dies, so a
+    lock can never be left behind; pid and host in the file are for the message alone."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self._file: IO[str] = open(path, "a+", encoding="utf-8")  # noqa: SIM115  held for the life of the run
+        try:
+            _lock(self._file)
+        except OSError as error:
+            self._file.seek(0)
+            holder = self._file.read()
+            self._file.close()
+            if not isinstance(error, BlockingIOError | PermissionError):  # what Unix and Windows say of a lock that is held
+                raise LockedError(f"{path} cannot be locked: {error.strerror}; choose an out_dir on another disk") from None
+            raise LockedError(f"{path.parent} is in use by {_who(holder)}; wait for it, or stop it first") from None
+        self._file.truncate(0)
+        json.dump({"pid": os.getpid(), "host": socket.gethostname()}, self._file)
+        self._file.flush()
+
+    def release(self) -> None:
+        """The file stays: to delete it would take it from under a process that has just opened it."""
+        if not self._file.closed:
+            self._file.truncate(0)
+            self._file.close()
+
+    def __enter__(self) -> "RunLock":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
+if sys.platform == "win32":
+    import msvcrt
+
+    def _lock(file: IO[str]) -> None:
+        os.lseek(file.fileno(), LOCKED_BYTE, os.SEEK_SET)
+        msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
+
+else:
+    import fcntl
+
+    def _lock(file: IO[str]) -> None:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def _who(holder: str) -> str:
+    try:
+        known = json.loads(holder)
+        return f"process {known['pid']} on {known['host']}"
+    except (ValueError, LookupError, TypeError):
+        return "another process"  # which has the lock and has not yet written its name
+
+
+def environment(argv: Sequence[str]) -> dict[str, Any]:
+    """What a run's results may depend on besides its configuration."""
+    return {
+        "argv": list(argv),
+        "versions": {name: _version(name) for name in PACKAGES} | {"python": platform.python_version()},
+        "git_commit": git_commit(Path(__file__).parent),
+        "platform": platform.platform(),
+        "host": socket.gethostname(),
+        "cpu": _cpu(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
+    }
+
+
+def write_environment(path: Path, argv: Sequence[str]) -> None:
+    write_json(path, environment(argv))
+
+
+def git_commit(folder: Path) -> str | None:
+    """The commit of the sources in `folder`; None where they are an installed copy, or git is not there."""
+    try:
+        # A virtual environment often lies inside some other repository, which does not track it.
+        for command in (["ls-files", "--error-unmatch", "."], ["rev-parse", "HEAD"]):
+            done = subprocess.run(["git", "-C", str(folder), *command], capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None  # run from the sources, without being installed
+
+
+def _cpu() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass  # not Linux
+    return platform.processor() or platform.machine()

@@ -1,0 +1,65 @@
+"""One training step: micro-batches forward and backward, the true gradient norm, clipping, the schedule, the update.
+
+    loss = sum of token losses / valid targets of all micro-batches together
+Each micro-batch is divided by the count of all of them, so that however a batch is cut, the gradient is the same: the mean
+over tokens, not the mean of means.
+Judged by: tests/train/test_step.py and level L4 (verify/training.py)."""
+
+import math
+from typing import NamedTuple
+
+from torch import Tensor
+
+from tapeless.errors import InputError, NonFiniteError
+from tapeless.model.build import AnyModel
+from tapeless.ops.cross_entropy import valid_targets
+from tapeless.optim.clip import clip_grads
+from tapeless.optim.flat import FlatOptimizer
+
+
+class StepResult(NamedTuple):
+    loss: float
+    grad_norm: float  # before clipping
+
+
+def accumulate_gradients(
+    model: AnyModel,
+    tokens: Tensor,  # (k*B, T) int64
+    targets: Tensor,  # (k*B, T) int64
+    *,
+    grad_accum: int,
+    step: int,
+    first_sample: int,
+) -> float:
+    """Zero the gradients, run `grad_accum` micro-batches through the model, return the loss of all of them."""
+    if tokens.shape[0] % grad_accum:
+        raise InputError(f"a batch of {tokens.shape[0]} rows cannot be cut into grad_accum = {grad_accum} equal micro-batches")
+    num_targets = valid_targets(targets)
+    rows = tokens.shape[0] // grad_accum
+    model.zero_grads()
+    losses = []
+    for i, (x, y) in enumerate(zip(tokens.split(rows), targets.split(rows), strict=True)):
+        losses.append(model.forward(x, y, num_targets=num_targets, step=step, first_sample=first_sample + i * rows))
+        model.backward()
+    return float(sum(losses))
+
+
+def train_step(
+    model: AnyModel,
+    optimizer: FlatOptimizer,
+    tokens: Tensor,  # (k*B, T) int64
+    targets: Tensor,  # (k*B, T) int64
+    *,
+    lr: float,
+    grad_clip: float,
+    grad_accum: int,
+    step: int,
+    first_sample: int,
+) -> StepResult:
+    loss = accumulate_gradients(model, tokens, targets, grad_accum=grad_accum, step=step, first_sample=first_sample)
+    norm = float(clip_grads(model.store.flat_grads, grad_clip))
+    if not (math.isfinite(loss) and math.isfinite(norm)):
+        raise NonFiniteError(f"step {step}: loss {loss}, gradient norm {norm}; nothing was updated: try a smaller --lr")
+    optimizer.lr = lr
+    optimizer.step()
+    return StepResult(loss, norm)

@@ -1,0 +1,113 @@
+"""Own data: what is read, in which order, and an error with its place for everything that is not text."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tapeless.data.read import Document, read_documents
+from tapeless.errors import DataError
+
+
+def write(path: Path, content: bytes | str) -> str:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return str(path)
+
+
+def test_a_file_keeps_its_bytes(tmp_path: Path):
+    text = "one\r\ntwo\n\n äöü 🙂 \t"
+    path = write(tmp_path / "a.anything", text)
+    assert read_documents(path) == [Document(path, text)]
+
+
+def test_a_byte_order_mark_goes(tmp_path: Path):
+    assert read_documents(write(tmp_path / "a.txt", b"\xef\xbb\xbfhello"))[0].text == "hello"
+
+
+def test_a_folder_is_read_by_path(tmp_path: Path):
+    for name in ("b.txt", "a/z.md", "a/b/c.py", "B.TXT", "image.png", ".hidden.txt", ".git/config.txt", "empty.txt"):
+        write(tmp_path / name, "" if name == "empty.txt" else f"this is {name}\n")
+    documents = read_documents(str(tmp_path))
+    assert [document.text.split()[-1] for document in documents] == ["B.TXT", "b.txt", "a/z.md", "a/b/c.py"]
+
+
+def test_a_glob_is_sorted_and_recursive(tmp_path: Path):
+    for name in ("2.txt", "1.txt", "deep/er/3.txt", "4.md"):
+        write(tmp_path / name, name)
+    (tmp_path / "folder.txt").mkdir()
+    assert [document.text for document in read_documents(str(tmp_path / "*.txt"))] == ["1.txt", "2.txt"]
+    assert len(read_documents(str(tmp_path / "**" / "*.txt"))) == 3
+
+
+def test_a_file_whose_name_looks_like_a_glob(tmp_path: Path):
+    assert read_documents(write(tmp_path / "notes[1].txt", "here"))[0].text == "here"
+
+
+def test_jsonl(tmp_path: Path):
+    lines = ['{"text": "first\\nline", "id": 1}', "", '{"text": ""}', '{"text": "zweite \\u00fc \u2028 Zeile"}', ""]
+    path = write(tmp_path / "a.jsonl", "\n".join(lines))
+    assert read_documents(path) == [Document(f"{path}:1", "first\nline"), Document(f"{path}:4", "zweite ü \u2028 Zeile")]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.txt", b"", "a.txt is empty"),
+        ("a.txt", b" \n\t\r\n ", "a.txt holds only whitespace"),
+        ("a.txt", b"abc\xe9def", "a.txt: byte 0xe9 at offset 3 is not UTF-8"),
+        ("a.txt", b"\xef\xbb\xbfab\xff", "byte 0xff at offset 5 is not UTF-8"),
+        ("a.txt", "abc🙂".encode()[:-1], "byte 0xf0 at offset 3 is not UTF-8"),
+        ("a.txt", "hello".encode("utf-16"), "a.txt: is UTF-16, expected UTF-8"),
+        ("a.txt", b"\xfe\xff\0h\0i", "is UTF-16, expected UTF-8"),
+        ("a.txt", "hello".encode("utf-32"), "is UTF-32, expected UTF-8"),
+        ("a.txt", b"\x89PNG\0\0", "byte 4 is NUL, so this is a binary file"),
+        ("a.jsonl", '{"text": "a"}\n{"text": "b"\n', "a.jsonl:2: not JSON: "),
+        ("a.jsonl", '\n\n{"txt": "a", "id": 3}', "a.jsonl:3: no field `text`; got txt, id"),
+        ("a.jsonl", "{}", "a.jsonl:1: no field `text`; got an empty object"),
+        ("a.jsonl", '{"text": 3}', "a.jsonl:1: `text` must be a string, got int"),
+        ("a.jsonl", '["text"]', "a.jsonl:1: expected an object with a string `text`, got list"),
+        ("a.jsonl", "[" * 100_000, "a.jsonl:1: nested too deeply"),
+        ("a.jsonl", '{"text": "\\ud83d"}', "a.jsonl:1: `text` holds half of a surrogate pair"),
+        ("a.jsonl", '{"text": ""}', "a.jsonl holds only whitespace"),
+    ],
+)
+def test_what_is_not_text(tmp_path: Path, name: str, content: bytes | str, message: str):
+    path = write(tmp_path / name, content)
+    with pytest.raises(DataError) as caught:
+        read_documents(path)
+    assert message in str(caught.value)
+    assert str(caught.value).startswith(str(tmp_path))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_bad_file_in_a_folder_is_named(tmp_path: Path):
+    write(tmp_path / "good.txt", "good")
+    bad = write(tmp_path / "sub" / "bad.md", b"\xff")
+    with pytest.raises(DataError, match=f"^{bad}: byte 0xff at offset 0"):
+        read_documents(str(tmp_path))
+
+
+def test_what_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(DataError, match=r"^missing.txt: no such file or folder \(looked in "):
+        read_documents("missing.txt")
+    with pytest.raises(DataError, match=r"^\*.txt: no file matches this pattern"):
+        read_documents("*.txt")
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(DataError, match=r"^folder: no text files in this folder"):
+        read_documents("folder")
+    os.symlink("nowhere", "dangling")
+    with pytest.raises(DataError, match=r"^dangling: neither a file nor a folder"):
+        read_documents("dangling")
+
+
+def test_a_file_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    path = write(tmp_path / "a.txt", "text")
+
+    def refuse(self: Path) -> bytes:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "read_bytes", refuse)  # a mode of 000 does not stop root
+    with pytest.raises(DataError, match="cannot be read: Permission denied"):
+        read_documents(path)

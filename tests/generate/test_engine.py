@@ -1,0 +1,203 @@
+"""Generation: the cache changes nothing, nor does the batch; the window slides; samples are reproducible by seed and index."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from tapeless.config import ModelConfig, SimpleLMConfig
+from tapeless.errors import ConfigError, InputError, NonFiniteError
+from tapeless.generate.engine import generate, window_start
+from tapeless.generate.sampler import Sampling, sample
+from tapeless.model.build import AnyModel
+from tapeless.model.simple_lm import SimpleLM
+from tapeless.model.transformer import Transformer
+
+SHAPE = {"vocab_size": 31, "hidden_dim": 24, "num_layers": 2, "num_heads": 4, "num_kv_heads": 2, "intermediate_dim": 40}
+PROMPT = [3, 14, 15, 9, 26]
+
+
+def sharp(model: AnyModel) -> AnyModel:
+    """Larger weights: logits that lie apart, so that what a model has read shows in what it writes."""
+    for name, w in model.params.items():
+        if w.dim() == 2:
+            w *= 4 if name == "head.w" else 2
+    return model
+
+
+def transformer(max_seq_len: int, **changes: str) -> AnyModel:
+    """In float64: the rounding of a cached and a full forward differs, and must not decide a draw."""
+    return sharp(Transformer(ModelConfig(max_seq_len=max_seq_len, **SHAPE, **changes), seed=1, dtype="float64"))
+
+
+def without_cache(model: AnyModel, prompt: list[int], max_tokens: int, sampling: Sampling, index: int = 0) -> list[int]:
+    """Generation as it is defined: a full forward over the window for every token."""
+    text = list(prompt)
+    window = getattr(model.config, "max_seq_len", len(prompt) + max_tokens)
+    for position in range(len(prompt), len(prompt) + max_tokens):
+        start = 0
+        while position - start > window:
+            start += max(1, window // 2)
+        logits = model.logits(torch.tensor([text[start:]]))[:, -1]
+        text += sample(logits, torch.tensor([text]), sampling, position=position, first_sample=index).tolist()
+    return text[len(prompt) :]
+
+
+SAMPLINGS = [Sampling(temperature=0.0), Sampling(seed=3), Sampling(top_k=8, top_p=0.9, repetition_penalty=1.4, seed=2)]
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
+@pytest.mark.parametrize("position", ["rope", "learned", "none"])
+def test_the_cache_changes_nothing(position: str, sampling: Sampling):
+    model = transformer(64, position=position)
+    assert generate(model, PROMPT, max_tokens=40, sampling=sampling) == [without_cache(model, PROMPT, 40, sampling)]
+
+
+@pytest.mark.parametrize("max_seq_len", [1, 2, 3, 5, 8, 13])
+@pytest.mark.parametrize("position", ["rope", "learned"])
+def test_past_the_window_it_slides(max_seq_len: int, position: str):
+    model = transformer(max_seq_len, position=position)
+    expected = without_cache(model, PROMPT, 30, Sampling(seed=6))
+    assert generate(model, PROMPT, max_tokens=30, sampling=Sampling(seed=6)) == [expected]
+
+
+def test_the_window_is_never_too_long_nor_shorter_than_half():
+    for window in range(1, 20):
+        starts = [window_start(length, window) for length in range(1, 100)]
+        assert starts == sorted(starts)
+        for length, start in enumerate(starts, 1):
+            seen = length - start
+            assert min(length, window - window // 2 + (window > 1)) <= seen <= window
+
+
+def test_sliding_is_said_once():
+    said: list[str] = []
+    generate(transformer(8), PROMPT, max_tokens=3, on_warning=said.append)
+    assert said == []
+    generate(transformer(8), PROMPT, max_tokens=30, on_warning=said.append)
+    assert len(said) == 1
+    assert "max_seq_len = 8" in said[0]
+    assert "last 5 to 8 tokens" in said[0]
+
+
+class Counting:
+    """A model that counts the tokens it reads."""
+
+    def __init__(self, model: Transformer):
+        self.model, self.config, self.device, self.kv_cache = model, model.config, model.device, model.kv_cache
+        self.read = 0
+
+    def logits(self, tokens: Tensor, **options: object) -> Tensor:
+        self.read += tokens.numel()
+        return self.model.logits(tokens, **options)
+
+
+def test_each_token_is_read_once_and_a_slide_costs_half_a_window():
+    counting = Counting(transformer(32))
+    generate(counting, PROMPT, max_tokens=28)
+    assert counting.read == len(PROMPT) + 27
+    counting = Counting(transformer(32))
+    generate(counting, PROMPT, max_tokens=28 + 64)
+    assert counting.read == len(PROMPT) + 27 + 64 + 4 * 16
+
+
+def test_text_in_two_goes_is_the_text_in_one():
+    model, sampling = transformer(8), Sampling(seed=12, repetition_penalty=1.2)
+    (whole,) = generate(model, PROMPT, max_tokens=30, sampling=sampling)
+    for cut in (1, 7, 20):
+        (rest,) = generate(model, PROMPT + whole[:cut], max_tokens=30 - cut, sampling=sampling)
+        assert whole[:cut] + rest == whole
+
+
+def test_a_batch_is_its_samples_one_by_one():
+    model, sampling = transformer(16), Sampling(seed=5)
+    batch = generate(model, PROMPT, max_tokens=25, sampling=sampling, num_samples=4)
+    assert len({tuple(tokens) for tokens in batch}) == 4
+    for i, tokens in enumerate(batch):
+        assert generate(model, PROMPT, max_tokens=25, sampling=sampling, first_sample=i) == [tokens]
+
+
+def test_equal_seeds_give_equal_samples_and_other_seeds_others():
+    model = transformer(16)
+    first, again, other = (
+        generate(model, PROMPT, max_tokens=25, sampling=Sampling(seed=seed), num_samples=3) for seed in (7, 7, 8)
+    )
+    assert first == again
+    assert all(a != b for a, b in zip(first, other, strict=True))
+
+
+def test_greedy_samples_are_all_the_same():
+    first, second = generate(transformer(16), PROMPT, max_tokens=20, sampling=Sampling(temperature=0.0), num_samples=2)
+    assert first == second
+
+
+def test_a_model_without_attention_needs_no_cache_and_no_warning():
+    model = sharp(SimpleLM(SimpleLMConfig(vocab_size=31, hidden_dim=16, intermediate_dim=32), seed=2, dtype="float64"))
+    said: list[str] = []
+    batch = generate(model, PROMPT, max_tokens=30, sampling=Sampling(seed=1), num_samples=3, on_warning=said.append)
+    assert batch == [without_cache(model, PROMPT, 30, Sampling(seed=1), index) for index in range(3)]
+    assert said == []
+
+
+def test_tokens_are_streamed_as_they_are_drawn():
+    streamed: list[tuple[int, int]] = []
+    batch = generate(
+        transformer(16),
+        PROMPT,
+        max_tokens=9,
+        num_samples=2,
+        first_sample=5,
+        on_token=lambda index, token: streamed.append((index, token)),
+    )
+    assert streamed == [(5 + row, batch[row][t]) for t in range(9) for row in range(2)]
+
+
+def test_a_stop_token_ends_its_sample_alone():
+    model, sampling = transformer(16), Sampling(seed=5)
+    free = generate(model, PROMPT, max_tokens=25, sampling=sampling, num_samples=3)
+    stop = free[1][4]
+    streamed: list[tuple[int, int]] = []
+    stopped = generate(
+        model, PROMPT, max_tokens=25, sampling=sampling, num_samples=3, stop={stop}, on_token=lambda *x: streamed.append(x)
+    )
+    assert stopped == [tokens[: tokens.index(stop)] if stop in tokens else tokens for tokens in free]
+    assert len(streamed) == sum(map(len, stopped))
+
+
+def test_generation_ends_when_every_sample_has():
+    counting = Counting(transformer(64))
+    assert generate(counting, PROMPT, max_tokens=50, num_samples=2, stop=range(31)) == [[], []]
+    assert counting.read == 2 * len(PROMPT)
+
+
+def test_ids_beyond_the_tokenizer_are_not_drawn():
+    batch = generate(
+        transformer(16), PROMPT, max_tokens=40, sampling=Sampling(repetition_penalty=1.1), num_samples=4, vocab_size=7
+    )
+    assert {token for tokens in batch for token in tokens} == set(range(7))
+
+
+def test_no_tokens_asked_for_are_no_tokens():
+    assert generate(transformer(16), PROMPT, max_tokens=0, num_samples=2) == [[], []]
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "words"),
+    [
+        ({"prompt_ids": []}, InputError, "prompt is empty"),
+        ({"prompt_ids": [31]}, InputError, "outside the vocabulary of 31"),
+        ({"max_tokens": -1}, ConfigError, "max_tokens"),
+        ({"num_samples": 0}, ConfigError, "num_samples"),
+        ({"vocab_size": 32}, ConfigError, "vocab_size"),
+    ],
+)
+def test_what_cannot_be_done_is_an_error(changes: dict[str, object], error: type[Exception], words: str):
+    arguments = {"prompt_ids": PROMPT, "max_tokens": 3} | changes
+    with pytest.raises(error, match=words):
+        generate(transformer(16), **arguments)
+
+
+def test_a_broken_model_is_an_error():
+    model = transformer(16)
+    model.params["blocks.1.ffn.w_up"][0, 0] = torch.nan
+    with pytest.raises(NonFiniteError, match=r"blocks\.1\.ffn\.w_up"):
+        generate(model, PROMPT, max_tokens=3)

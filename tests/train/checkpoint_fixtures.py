@@ -1,0 +1,47 @@
+"""Small checkpoints to save, damage and compare."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from tapeless.train.checkpoint import Checkpoint, save_checkpoint
+
+
+def state_at(step: int, **changes: object) -> dict[str, object]:
+    state = {"tokens": step * 64, "epoch": 1, "sample_index": step * 2, "seed": 7, "best_val_loss": 0.1 + 0.2, "best_step": 3}
+    return state | {"step": step, "guard": {"losses": [1.5, 2.5e-17]}, "world_size": 1} | changes
+
+
+def tensors_at(step: int) -> tuple[dict[str, Tensor], dict[str, dict[str, Tensor]]]:
+    """A few parameters and two moments, different at every step; views of one buffer, as a model's are."""
+    flat = torch.randn(3, 64, generator=torch.Generator().manual_seed(step))
+    views = [{"embed.w": row[:12].view(3, 4), "blocks.0.attn.wq": row[16:41].view(5, 5)} for row in flat]
+    return views[0], {"exp_avg": views[1], "exp_avg_sq": views[2]}
+
+
+def save_at(folder: Path, step: int) -> Path:
+    return save_checkpoint(folder, *tensors_at(step), state_at(step))
+
+
+def assert_is(checkpoint: Checkpoint, step: int) -> None:
+    params, optim = tensors_at(step)
+    assert checkpoint.state.items() >= state_at(step).items()
+    for got, expected in [(checkpoint.params, params), *((checkpoint.optim[key], optim[key]) for key in optim)]:
+        assert got.keys() == expected.keys()
+        assert all(got[name].equal(expected[name]) for name in expected)
+
+
+def silent(message: str) -> None:
+    pytest.fail(f"a warning where nothing is wrong: {message}")
+
+
+def flip(position: int) -> Callable[[Path], None]:
+    def damage(file: Path) -> None:
+        content = bytearray(file.read_bytes())
+        content[position] ^= 1
+        file.write_bytes(content)
+
+    return damage

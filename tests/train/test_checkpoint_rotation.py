@@ -1,0 +1,106 @@
+"""Rotation: what stays, what goes, and that nothing goes before its successor is known to be good."""
+
+import math
+from pathlib import Path
+
+import pytest
+from checkpoint_fixtures import assert_is, flip, save_at, silent
+
+from tapeless.errors import CheckpointError
+from tapeless.train.checkpoint import checkpoints, load_checkpoint
+from tapeless.train.rotation import is_new_best, mark_best, remove_stale, rotate
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for step in range(10, 90, 10):
+        save_at(tmp_path, step)
+    return tmp_path
+
+
+def left(folder: Path) -> list[int]:
+    assert not list(folder.glob(".tmp-*"))
+    return list(checkpoints(folder))
+
+
+def test_the_last_stay(folder: Path):
+    deleted = rotate(folder, keep_last=3, on_warning=silent)
+    assert left(folder) == [60, 70, 80]
+    assert [path.name for path in deleted] == [f"step-000000{step}" for step in (10, 20, 30, 40, 50)]
+    assert rotate(folder, keep_last=3, on_warning=silent) == []
+
+
+def test_more_than_there_are_all_stay(folder: Path):
+    assert rotate(folder, keep_last=100, on_warning=silent) == []
+
+
+def test_every_nth_the_best_and_the_one_resumed_from_stay(folder: Path):
+    mark_best(folder, folder / "step-00000020", 1.0, None)
+    rotate(folder, keep_last=1, keep_every=30, protect=[50], on_warning=silent)
+    assert left(folder) == [20, 30, 50, 60, 80]
+
+
+def test_a_former_best_goes(folder: Path):
+    assert mark_best(folder, folder / "step-00000020", 1.0, None)
+    assert mark_best(folder, folder / "step-00000040", 0.9, 1.0)
+    rotate(folder, keep_last=1, on_warning=silent)
+    assert left(folder) == [40, 80]
+    assert_is(load_checkpoint(folder, which="best", on_warning=silent), 40)
+
+
+@pytest.mark.parametrize("loss", [math.nan, math.inf, -math.inf, 1.0, 1.5])
+def test_what_is_no_better_is_not_best(folder: Path, loss: float):
+    mark_best(folder, folder / "step-00000020", 1.0, None)
+    assert not is_new_best(loss, 1.0)
+    assert not mark_best(folder, folder / "step-00000030", loss, 1.0)
+    assert (folder / "best").read_text() == "step-00000020\n"
+
+
+@pytest.mark.parametrize("loss", [math.nan, math.inf])
+def test_nan_is_not_even_the_first_best(folder: Path, loss: float):
+    assert not mark_best(folder, folder / "step-00000030", loss, None)
+    with pytest.raises(CheckpointError, match="no checkpoint is marked best"):
+        load_checkpoint(folder, which="best", on_warning=silent)
+
+
+def test_nothing_goes_before_its_successor_verifies(folder: Path):
+    flip(100)(folder / "step-00000080" / "model.safetensors")
+    warnings: list[str] = []
+    assert rotate(folder, keep_last=1, on_warning=warnings.append) == []
+    assert left(folder) == list(range(10, 90, 10))
+    assert "model.safetensors" in warnings[0]
+    assert "no older checkpoint is deleted" in warnings[0]
+
+
+@pytest.mark.parametrize("pointer", ["latest", "best"])
+def test_nothing_goes_while_a_name_cannot_be_read(folder: Path, pointer: str):
+    (folder / pointer).write_text("?")
+    warnings: list[str] = []
+    assert rotate(folder, keep_last=1, on_warning=warnings.append) == []
+    assert len(warnings) == 1
+
+
+def test_after_going_back_the_abandoned_future_neither_counts_nor_goes(folder: Path):
+    """Resumed from 30, since the later ones are damaged: 40 is written anew, the bad one kept under another name."""
+    for step in range(40, 90, 10):
+        flip(100)(folder / f"step-000000{step}" / "optim.safetensors")
+    assert_is(load_checkpoint(folder, on_warning=lambda _: None), 30)
+    save_at(folder, 40)
+    rotate(folder, keep_last=2, protect=[30], on_warning=silent)
+    assert left(folder) == [30, 40, 50, 60, 70, 80]
+    assert (folder / "step-00000040.damaged-1").is_dir()
+    assert_is(load_checkpoint(folder, on_warning=silent), 40)
+
+
+def test_what_killed_processes_left_is_cleared(folder: Path):
+    (folder / ".tmp-1-step-00000090").mkdir()
+    (folder / ".tmp-1-step-00000090" / "model.safetensors").write_bytes(b"half")
+    (folder / ".tmp-1-latest").write_text("step-0")
+    before = left_behind(folder)
+    remove_stale(folder)
+    assert left_behind(folder) == before - {".tmp-1-step-00000090", ".tmp-1-latest"}
+    assert_is(load_checkpoint(folder, on_warning=silent), 80)
+
+
+def left_behind(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}

@@ -1,0 +1,117 @@
+"""metrics.jsonl: each step exactly once, whatever a kill left at the end of the file."""
+
+import json
+import math
+import os
+from pathlib import Path
+
+import pytest
+
+from tapeless.errors import DataError
+from tapeless.train.metrics_log import MetricsLog, read_metrics
+
+
+def written(path: Path, steps: int) -> Path:
+    with MetricsLog(path) as log:
+        log.append({"event": "start", "time": 1.5})
+        for step in range(1, steps + 1):
+            log.append({"event": "step", "step": step, "loss": 1 / step})
+            if step % 4 == 0:
+                log.append({"event": "checkpoint", "step": step})
+                log.append({"event": "eval", "step": step, "val_loss": 2 / step})
+    return path
+
+
+def told(path: Path) -> list[tuple[str, int | None]]:
+    return [(event["event"], event.get("step")) for event in read_metrics(path)]
+
+
+def test_events_read_back_in_order(tmp_path: Path):
+    path = written(tmp_path / "metrics.jsonl", 5)
+    assert told(path) == [
+        ("start", None),
+        *(("step", n) for n in (1, 2, 3, 4)),
+        ("checkpoint", 4),
+        ("eval", 4),
+        ("step", 5),
+    ]
+    assert [event["loss"] for event in read_metrics(path) if "loss" in event] == [1 / n for n in range(1, 6)]
+
+
+def test_a_line_is_in_the_file_as_soon_as_it_is_written(tmp_path: Path):
+    with MetricsLog(tmp_path / "metrics.jsonl") as log:
+        for n in range(1, 4):
+            log.append({"event": "step", "step": n, "text": "naïve\n😀"})
+            assert len(list(read_metrics(log.path))) == n
+            log.sync()
+    assert list(read_metrics(log.path))[-1]["text"] == "naïve\n😀"
+
+
+def test_every_line_is_json_whatever_the_numbers(tmp_path: Path):
+    with MetricsLog(tmp_path / "metrics.jsonl") as log:
+        log.append({"event": "step", "step": 1, "loss": math.nan, "deep": {"grad_norm": [math.inf, -math.inf, 1.0]}})
+
+    def refuse(word: str) -> float:
+        pytest.fail(f"{word} is not JSON")
+
+    (line,) = log.path.read_text().splitlines()
+    event = json.loads(line, parse_constant=refuse)
+    assert math.isnan(float(event["loss"]))
+    assert [float(x) for x in event["deep"]["grad_norm"]] == [math.inf, -math.inf, 1.0]
+
+
+def test_a_resume_drops_later_steps(tmp_path: Path):
+    path = written(tmp_path / "metrics.jsonl", 10)
+    with MetricsLog(path) as log:
+        log.truncate_to(8)
+        assert told(path)[-3:] == [("step", 8), ("checkpoint", 8), ("eval", 8)]
+        log.append({"event": "step", "step": 9})
+    assert [step for event, step in told(path) if event == "step"] == list(range(1, 10))
+
+
+def test_a_resume_drops_what_it_does_again(tmp_path: Path):
+    path = written(tmp_path / "metrics.jsonl", 8)
+    with MetricsLog(path) as log:
+        log.truncate_to(8, redone=("eval",))
+    assert told(path)[-2:] == [("step", 8), ("checkpoint", 8)]
+    assert ("eval", 4) in told(path)
+
+
+def test_wherever_a_kill_cuts_the_file_each_step_is_there_once(tmp_path: Path):
+    """Cut at every byte behind the checkpoint of step 4, resumed from it, and run to the end again."""
+    whole = written(tmp_path / "whole.jsonl", 6).read_bytes()
+    checkpoint = whole.index(b'{"event": "checkpoint"')
+    for cut in range(checkpoint, len(whole) + 1):
+        path = tmp_path / "metrics.jsonl"
+        path.write_bytes(whole[:cut])
+        assert all(isinstance(event, dict) for event in read_metrics(path))
+        with MetricsLog(path) as log:
+            log.truncate_to(4, redone=("checkpoint", "eval"))
+            log.append({"event": "checkpoint", "step": 4})
+            log.append({"event": "eval", "step": 4, "val_loss": 2 / 4})
+            for step in (5, 6):
+                log.append({"event": "step", "step": step, "loss": 1 / step})
+        assert path.read_bytes() == whole
+
+
+def test_a_kill_while_truncating_leaves_the_old_lines_or_the_new(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    path = written(tmp_path / "metrics.jsonl", 10)
+    before = path.read_bytes()
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    log = MetricsLog(path)
+    monkeypatch.setattr(os, "replace", killed)
+    with pytest.raises(KeyboardInterrupt):
+        log.truncate_to(4)
+    assert path.read_bytes() == before
+
+
+def test_damage_in_the_middle_is_named(tmp_path: Path):
+    path = written(tmp_path / "metrics.jsonl", 3)
+    lines = path.read_bytes().splitlines(keepends=True)
+    lines[2] = b"\x00\x00\x00\n"
+    path.write_bytes(b"".join(lines))
+    with pytest.raises(DataError, match=r"metrics\.jsonl:3: expected a line of JSON"):
+        list(read_metrics(path))

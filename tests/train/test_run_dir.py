@@ -1,0 +1,122 @@
+"""The directory of a run: made once, written to by one process at a time, and it says where it was made."""
+
+import errno
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from tapeless.errors import ConfigError, LockedError
+from tapeless.train.run_dir import RunDir, RunLock, git_commit, write_environment
+
+
+def test_a_new_run_has_its_folders(tmp_path: Path):
+    run = RunDir.create(tmp_path / "runs" / "first")
+    assert sorted(path.name for path in run.path.iterdir()) == ["checkpoints", "samples"]
+
+
+def test_an_empty_directory_is_welcome_and_a_full_one_is_not(tmp_path: Path):
+    RunDir.create(tmp_path)
+    with pytest.raises(ConfigError, match=f"is not empty.*tapeless train resume {tmp_path}"):
+        RunDir.create(tmp_path)
+
+
+def test_a_file_in_the_way_is_an_error(tmp_path: Path):
+    (tmp_path / "run").write_text("")
+    with pytest.raises(ConfigError, match="cannot be made"):
+        RunDir.create(tmp_path / "run")
+
+
+def test_only_a_run_is_opened_as_one(tmp_path: Path):
+    with pytest.raises(ConfigError, match="not the directory of a run"):
+        RunDir.open(tmp_path)
+    RunDir.create(tmp_path).config.write_text("")
+    assert RunDir.open(tmp_path).checkpoints == tmp_path / "checkpoints"
+
+
+def test_a_second_holder_is_told_who_the_first_is(tmp_path: Path):
+    with RunLock(tmp_path / "lock"):
+        with pytest.raises(LockedError, match=f"in use by process {os.getpid()} on {socket.gethostname()}") as refused:
+            RunLock(tmp_path / "lock")
+        assert refused.value.exit_status == 2
+    with RunLock(tmp_path / "lock"):
+        pass
+
+
+def test_a_refusal_leaves_the_name_of_the_holder(tmp_path: Path):
+    with RunLock(tmp_path / "lock"):
+        for _ in range(2):
+            with pytest.raises(LockedError, match=str(os.getpid())):
+                RunLock(tmp_path / "lock")
+
+
+def test_a_holder_without_a_name_yet_is_another_process(tmp_path: Path):
+    with RunLock(tmp_path / "lock"):
+        (tmp_path / "lock").write_text("")
+        with pytest.raises(LockedError, match="in use by another process"):
+            RunLock(tmp_path / "lock")
+
+
+HOLD = """
+import sys
+from pathlib import Path
+from tapeless.train.run_dir import RunLock
+lock = RunLock(Path(sys.argv[1]))
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_another_process_is_named_and_when_it_is_killed_its_lock_is_free(tmp_path: Path):
+    command = [sys.executable, "-c", HOLD, str(tmp_path / "lock")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout.readline() == "held\n"
+        with pytest.raises(LockedError, match=f"process {holder.pid} on"):
+            RunLock(tmp_path / "lock")
+        holder.kill()
+        holder.wait()
+    assert json.loads((tmp_path / "lock").read_text())["pid"] == holder.pid
+    with RunLock(tmp_path / "lock"):
+        assert json.loads((tmp_path / "lock").read_text()) == {"pid": os.getpid(), "host": socket.gethostname()}
+
+
+def test_a_disk_without_locks_is_not_taken_for_a_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def unsupported(_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("tapeless.train.run_dir._lock", unsupported)
+    with pytest.raises(LockedError, match="cannot be locked: No locks available"):
+        RunLock(tmp_path / "lock")
+
+
+def test_the_environment_is_written_down(tmp_path: Path):
+    write_environment(tmp_path / "env.json", ["tapeless", "train", "new"])
+    environment = json.loads((tmp_path / "env.json").read_text())
+    assert environment["argv"] == ["tapeless", "train", "new"]
+    assert environment["versions"]["torch"] == torch.__version__
+    assert environment["versions"]["safetensors"]
+    assert environment["threads"] == torch.get_num_threads()
+    assert environment["cpu"]
+
+
+def test_the_commit_is_that_of_the_sources_alone(tmp_path: Path):
+    assert git_commit(tmp_path) is None
+
+    def git(*command: str) -> str:
+        identity = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false", "-c", "core.hooksPath=/dev/null"]
+        run = ["git", "-C", str(tmp_path), *identity, *command]
+        return subprocess.run(run, capture_output=True, text=True, check=True).stdout.strip()
+
+    git("init")
+    (tmp_path / "file.py").write_text("")
+    git("add", "file.py")
+    git("commit", "-m", "first")
+    assert git_commit(tmp_path) == git("rev-parse", "HEAD")
+    (tmp_path / "site-packages").mkdir()
+    (tmp_path / "site-packages" / "installed.py").write_text("")
+    assert git_commit(tmp_path / "site-packages") is None

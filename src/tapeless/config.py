@@ -6,7 +6,7 @@ table names the kind of model: [model] a transformer, [simplelm] the attention-f
 import difflib
 import tomllib
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,9 @@ from tapeless.errors import ConfigError
 PRESETS = Path(__file__).parent / "presets"
 
 
-def option(default: Any, help: str, choices: tuple[str, ...] = ()) -> Any:
-    """A field with its help text and, where they are few, its allowed values."""
-    return field(default=default, metadata={"help": help, "choices": choices})
+def option(default: Any, help: str, choices: tuple[str, ...] = (), *, derived: bool = False) -> Any:
+    """A field with its help text and, where they are few, its allowed values. derived: None is replaced on construction."""
+    return field(default=default, metadata={"help": help, "choices": choices, "derived": derived})
 
 
 @dataclass(frozen=True)
@@ -28,8 +28,8 @@ class ModelConfig:
     hidden_dim: int = option(128, "width of the residual stream [C]")
     num_layers: int = option(4, "blocks [L]")
     num_heads: int = option(4, "query heads [H]")
-    num_kv_heads: int | None = option(None, "key and value heads [G]; divides num_heads; default num_heads")
-    head_dim: int | None = option(None, "width of a head [D]; default hidden_dim / num_heads")
+    num_kv_heads: int = option(None, "key and value heads [G]; divides num_heads; default num_heads", derived=True)
+    head_dim: int = option(None, "width of a head [D]; default hidden_dim / num_heads", derived=True)
     intermediate_dim: int = option(344, "width of the feed-forward layer [F]")
     max_seq_len: int = option(128, "longest sequence the model is made for [T]")
     norm: str = option("rms", "which norm", ("rms", "layer"))
@@ -112,10 +112,12 @@ def check_types(config: Any) -> None:
     for f in fields(config):
         value = getattr(config, f.name)
         allowed = f.type.__args__ if hasattr(f.type, "__args__") else (f.type,)
+        if f.metadata["derived"] and value is None:
+            continue
         if float in allowed and type(value) is int:
             object.__setattr__(config, f.name, float(value))
         elif type(value) not in allowed:
-            names = " or ".join("nothing" if t is type(None) else t.__name__ for t in allowed)
+            names = " or ".join("nothing" if t is type(None) else getattr(t, "__name__", str(t)) for t in allowed)
             raise ConfigError(f"{f.name} must be {names}, got {value!r}")
         choices = f.metadata["choices"]
         if choices and value not in choices:
@@ -170,6 +172,3 @@ def load_preset(name: str) -> AnyModelConfig:
     if name not in preset_names():
         raise ConfigError(f"unknown preset {name!r}; {nearest(name, preset_names())}")
     return ModelConfig() if name == "default" else load_config(PRESETS / f"{name}.toml")
-
-
-__all__ = ["AnyModelConfig", "ModelConfig", "SimpleLMConfig", "asdict", "load_config", "load_preset", "preset_names", "replace"]

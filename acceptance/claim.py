@@ -1,8 +1,8 @@
 """A claim, its bound, what was measured, and the verdict: what every script in this folder prints and stores.
 
-    claims = Claims("parameter_counts")
-    claims.check("tiny has 132,224 parameters", bound=132224, measured=n, ok=n == 132224)
-    claims.finish(table=rows)        # writes results/parameter_counts.json; exits 1 on a miss"""
+claims = Claims("parameter_counts")
+claims.check("tiny has 132,224 parameters", bound=132224, measured=n, ok=n == 132224)
+claims.finish(table=rows)        # writes results/parameter_counts.json; exits 1 on a miss"""
 
 import json
 import os

@@ -20,7 +20,12 @@ with tempfile.TemporaryDirectory() as folder:
     done = subprocess.run(["make", "test"], cwd=clone, env=environment, capture_output=True, text=True, check=False)
     total = time.monotonic() - start
     print(done.stdout[-1500:], done.stderr[-1500:])
-    claims.check("make test in a fresh clone with a fresh environment", bound="exit 0", measured=f"exit {done.returncode}", ok=done.returncode == 0)
+    claims.check(
+        "make test in a fresh clone with a fresh environment",
+        bound="exit 0",
+        measured=f"exit {done.returncode}",
+        ok=done.returncode == 0,
+    )
     closing = re.search(r"(\d+) passed.* in ([\d.]+)s", done.stdout)
     suite = float(closing[2]) if closing else float("inf")
     claims.check("the suite's own time", bound=f"under {LIMIT} s", measured=f"{suite:.0f} s", ok=suite < LIMIT)

@@ -5,10 +5,11 @@ import sys
 
 from claim import Claims
 
+COMMAND = "from tapeless.cli.main import main\ntry: main({})\nexcept SystemExit: pass"
 SCRIPTS = {
     "import tapeless": "import tapeless",
-    "tapeless --help": "from tapeless.cli.main import main\ntry: main(['--help'])\nexcept SystemExit: pass",
-    "tapeless gradcheck --help": "from tapeless.cli.main import main\ntry: main(['gradcheck', '--help'])\nexcept SystemExit: pass",
+    "tapeless --help": COMMAND.format(["--help"]),
+    "tapeless gradcheck --help": COMMAND.format(["gradcheck", "--help"]),
 }
 
 claims = Claims("lazy_import")

@@ -59,5 +59,10 @@ share = peaks["fused"] / logits_bytes
 claims.check(f"V={V} N={N}: peak extra memory, share of the logits", bound=0.125, measured=round(share, 4), ok=share < 0.125)
 for tensor, value in results["fused"].items():
     gap = distance(value, results["apart"][tensor])
-    claims.check(f"{tensor} equal to the ops apart (float32)", bound=OP_FLOAT32, measured=f"{gap.largest:.1e}", ok=gap.largest <= OP_FLOAT32)
+    claims.check(
+        f"{tensor} equal to the ops apart (float32)",
+        bound=OP_FLOAT32,
+        measured=f"{gap.largest:.1e}",
+        ok=gap.largest <= OP_FLOAT32,
+    )
 claims.finish(peak_bytes=peaks, logits_bytes=logits_bytes)

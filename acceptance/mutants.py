@@ -9,7 +9,9 @@ from claim import Claims
 SHARE = 0.95
 
 claims = Claims("mutants")
-done = subprocess.run([sys.executable, "-m", "tapeless", "gradcheck", "--mutants", "--json"], stdout=subprocess.PIPE, text=True, check=False)
+done = subprocess.run(
+    [sys.executable, "-m", "tapeless", "gradcheck", "--mutants", "--json"], stdout=subprocess.PIPE, text=True, check=False
+)
 results = json.loads(done.stdout)["mutants"]
 killed = [mutant for mutant in results if mutant["killed_by"]]
 twice = [mutant for mutant in results if len(mutant["killed_by"]) >= 2]

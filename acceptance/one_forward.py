@@ -29,7 +29,9 @@ for name in preset_names():
     changed = tokens.clone()
     changed[:, T // 2 :] = tokens_for(config, 2)[:, T // 2 :]
     past = torch.equal(model.logits(changed)[:, : T // 2], full[:, : T // 2])
-    claims.check(f"{name}: the past does not see the future", bound="bit-equal", measured="bit-equal" if past else "different", ok=past)
+    claims.check(
+        f"{name}: the past does not see the future", bound="bit-equal", measured="bit-equal" if past else "different", ok=past
+    )
 
     cache = model.kv_cache(B, T)
     pieces = [model.logits(tokens[:, :5], kv_cache=cache)]
@@ -46,6 +48,16 @@ original = Transformer._trunk
 Transformer._trunk = lambda self, *a, **k: trunks.append(1) or original(self, *a, **k)  # type: ignore[method-assign, func-returns-value]
 model = Transformer(ModelConfig())
 tokens = tokens_for(model.config, 0)
-model.forward(tokens, tokens), model.loss(tokens, tokens), model.logits(tokens), model.logits(tokens, kv_cache=model.kv_cache(B, T))
-claims.check("training, evaluation, logits and decoding each pass through the one trunk", bound=4, measured=len(trunks), ok=len(trunks) == 4)
+(
+    model.forward(tokens, tokens),
+    model.loss(tokens, tokens),
+    model.logits(tokens),
+    model.logits(tokens, kv_cache=model.kv_cache(B, T)),
+)
+claims.check(
+    "training, evaluation, logits and decoding each pass through the one trunk",
+    bound=4,
+    measured=len(trunks),
+    ok=len(trunks) == 4,
+)
 claims.finish()

@@ -2,8 +2,8 @@
 
 from claim import Claims
 
-from tapeless.model.build import build_model
 from tapeless.config import SimpleLMConfig, load_preset, preset_names
+from tapeless.model.build import build_model
 from tapeless.model.params import count_params, transformer_specs
 
 EXPECTED = {"tiny": 132_224, "small": 21_133_824, "cllm": 19_215_872, "simplelm": 98_688}

@@ -1,6 +1,6 @@
 """Run every acceptance script, or those named; print what each showed; exit 1 if any claim was missed.
 
-    python acceptance/run.py [NAME …]"""
+python acceptance/run.py [NAME …]"""
 
 import subprocess
 import sys
@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 HOME = Path(__file__).resolve().parent
-HELPERS = {"run", "claim"}
+HELPERS = {"run", "claim", "tables"}
 
 
 def main(wanted: list[str]) -> int:
@@ -25,7 +25,10 @@ def main(wanted: list[str]) -> int:
         print(f"   {time.monotonic() - start:.0f} s, {'passed' if code == 0 else 'MISSED'}", flush=True)
         if code:
             missed.append(name)
-    print(f"\n{len(wanted or known) - len(missed)} of {len(wanted or known)} passed" + (f"; missed: {', '.join(missed)}" if missed else ""))
+    print(
+        f"\n{len(wanted or known) - len(missed)} of {len(wanted or known)} passed"
+        + (f"; missed: {', '.join(missed)}" if missed else "")
+    )
     return 1 if missed else 0
 
 

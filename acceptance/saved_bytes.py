@@ -46,6 +46,17 @@ for name, (B, T) in SHAPES.items():
             gap = abs(measured / predicted - 1)
             where = f"{name} {B}x{T} {dtype} {policy}"
             claims.check(f"{where}: saved bytes as predicted", bound="1 %", measured=f"{100 * gap:.4f} %", ok=gap <= 0.01)
-            claims.check(f"{where}: gradients bit-equal to none", bound="equal", measured="equal" if equal else "different", ok=equal)
-            rows.append({"model": name, "tokens": f"{B}x{T}", "dtype": dtype, "policy": policy, "predicted": predicted, "measured": measured})
+            claims.check(
+                f"{where}: gradients bit-equal to none", bound="equal", measured="equal" if equal else "different", ok=equal
+            )
+            rows.append(
+                {
+                    "model": name,
+                    "tokens": f"{B}x{T}",
+                    "dtype": dtype,
+                    "policy": policy,
+                    "predicted": predicted,
+                    "measured": measured,
+                }
+            )
 claims.finish(table=rows)

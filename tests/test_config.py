@@ -91,7 +91,7 @@ def test_defaults_that_follow_other_fields():
         ({"num_layers": 2.0}, "num_layers must be int, got 2.0"),
         ({"num_layers": True}, "num_layers must be int, got True"),
         ({"qk_norm": 1}, "qk_norm must be bool, got 1"),
-        ({"num_kv_heads": "all"}, "num_kv_heads must be int or nothing, got 'all'"),
+        ({"num_kv_heads": "all"}, "num_kv_heads must be int, got 'all'"),
         ({"hidden_dim": 100, "num_heads": 3}, "hidden_dim 100 is not divisible by num_heads 3; change one, or set head_dim"),
         ({"num_heads": 4, "num_kv_heads": 3}, "num_heads 4 is not divisible by num_kv_heads 3"),
         ({"num_kv_heads": 0}, "num_kv_heads must be at least 1, got 0"),

@@ -218,11 +218,6 @@ NOT_OPS = {"__init__", "op", "numerics", "reference"}  # the contract, shared co
 OP_FILES = [path for path in sources("ops") if path.stem not in NOT_OPS]
 
 
-def test_every_op_file_has_its_test_and_no_test_is_without_one():
-    tests = {path.stem.removeprefix("test_") for path in (ROOT / "tests" / "ops").glob("test_*.py")}
-    assert {path.stem for path in OP_FILES} == tests
-
-
 @pytest.mark.parametrize("path", OP_FILES, ids=ids)
 def test_an_op_file_tells_its_story(path: Path):
     """A docstring with the backward in it, what is saved and who judges; and no forward without its backward behind it."""

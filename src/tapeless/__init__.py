@@ -26,15 +26,20 @@ _HOMES = {
 __all__ = ["__version__", *_HOMES]
 
 if TYPE_CHECKING:
-    from tapeless.config import ModelConfig, SimpleLMConfig, load_preset
-    from tapeless.errors import TapelessError
-    from tapeless.kernels.choose import register_ops
-    from tapeless.model.chain import Chain, layer, residual
-    from tapeless.model.memory import saved_bytes
-    from tapeless.model.simple_lm import SimpleLM
-    from tapeless.model.transformer import Transformer
-    from tapeless.ops.op import Op, OpSet
-    from tapeless.ops.reference import REFERENCE
+    from tapeless.config import ModelConfig as ModelConfig
+    from tapeless.config import SimpleLMConfig as SimpleLMConfig
+    from tapeless.config import load_preset as load_preset
+    from tapeless.errors import TapelessError as TapelessError
+    from tapeless.kernels.choose import register_ops as register_ops
+    from tapeless.model.chain import Chain as Chain
+    from tapeless.model.chain import layer as layer
+    from tapeless.model.chain import residual as residual
+    from tapeless.model.memory import saved_bytes as saved_bytes
+    from tapeless.model.simple_lm import SimpleLM as SimpleLM
+    from tapeless.model.transformer import Transformer as Transformer
+    from tapeless.ops.op import Op as Op
+    from tapeless.ops.op import OpSet as OpSet
+    from tapeless.ops.reference import REFERENCE as REFERENCE
 
 
 def __getattr__(name: str) -> Any:

@@ -8,7 +8,7 @@ import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tapeless.errors import ConfigError
 
@@ -174,6 +174,7 @@ class TrainConfig:
 
 AnyModelConfig = ModelConfig | SimpleLMConfig
 KINDS: dict[str, type[ModelConfig] | type[SimpleLMConfig]] = {"model": ModelConfig, "simplelm": SimpleLMConfig}
+TABLES: dict[str, Any] = {**KINDS, "train": TrainConfig}
 
 
 def require(ok: bool, name: str, expected: str, got: Any) -> None:
@@ -191,7 +192,7 @@ def check_types(config: Any) -> None:
         if float in allowed and type(value) is int:
             object.__setattr__(config, f.name, float(value))
         elif type(value) not in allowed:
-            names = " or ".join("nothing" if t is type(None) else t.__name__ for t in allowed)
+            names = " or ".join("nothing" if t is type(None) else getattr(t, "__name__", str(t)) for t in allowed)
             raise ConfigError(f"{f.name} must be {names}, got {value!r}")
         choices = f.metadata["choices"]
         if choices and value not in choices:
@@ -205,20 +206,28 @@ def nearest(word: str, valid: Iterable[str]) -> str:
     return f"did you mean {close[0]!r}?" if close else "expected one of " + ", ".join(valid)
 
 
-def from_mapping(kind: str, values: Mapping[str, Any], where: str) -> AnyModelConfig:
-    cls = KINDS[kind]
-    valid = [f.name for f in fields(cls)]
+def checked(table: str, values: Mapping[str, Any], where: str) -> Any:
+    """The configuration of one table, its keys known and its values valid; `where` they stand goes into the error."""
+    valid = [f.name for f in fields(TABLES[table])]
     for key in values:
         if key not in valid:
-            raise ConfigError(f"{where}: unknown key {kind}.{key}; {nearest(key, valid)}")
+            raise ConfigError(f"{where}: unknown key {table}.{key}; {nearest(key, valid)}")
     try:
-        return cls(**values)
+        return TABLES[table](**values)
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from None
 
 
-def load_config(path: Path) -> AnyModelConfig:
-    """The model of a TOML file that has one table, [model] or [simplelm]."""
+class Recipe(NamedTuple):
+    """What a preset or a file sets, before flags: the kind of model, its fields, and those of its training."""
+
+    kind: str  # model | simplelm
+    model: dict[str, Any]
+    train: dict[str, Any]
+
+
+def read_recipe(path: Path) -> Recipe:
+    """A TOML file with one of the tables [model] and [simplelm], and where it likes also [train]."""
     try:
         tables = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -227,23 +236,35 @@ def load_config(path: Path) -> AnyModelConfig:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: not a TOML file: {error}") from None
-    for name in tables:
-        if name not in KINDS:
-            raise ConfigError(f"{path}: unknown table [{name}]; {nearest(name, KINDS)}")
-    if len(tables) != 1:
-        raise ConfigError(f"{path}: exactly one of the tables [model] and [simplelm] is needed, got {len(tables)}")
-    ((kind, values),) = tables.items()
-    if not isinstance(values, dict):
-        raise ConfigError(f"{path}: {kind} must be a table, [{kind}]")
-    return from_mapping(kind, values, str(path))
+    for name, values in tables.items():
+        if name not in TABLES:
+            raise ConfigError(f"{path}: unknown table [{name}]; {nearest(name, TABLES)}")
+        if not isinstance(values, dict):
+            raise ConfigError(f"{path}: {name} must be a table, [{name}]")
+        checked(name, values, str(path))
+    kinds = [name for name in tables if name in KINDS]
+    if len(kinds) != 1:
+        raise ConfigError(f"{path}: exactly one of the tables [model] and [simplelm] is needed, got {len(kinds)}")
+    return Recipe(kinds[0], tables[kinds[0]], tables.get("train", {}))
+
+
+def load_config(path: Path) -> AnyModelConfig:
+    """The model that a TOML file describes."""
+    recipe = read_recipe(path)
+    return KINDS[recipe.kind](**recipe.model)
 
 
 def preset_names() -> list[str]:
     return ["default", *sorted(path.stem for path in PRESETS.glob("*.toml"))]
 
 
-def load_preset(name: str) -> AnyModelConfig:
+def preset_recipe(name: str) -> Recipe:
     if name not in preset_names():
         raise ConfigError(f"unknown preset {name!r}; {nearest(name, preset_names())}")
-    return ModelConfig() if name == "default" else load_config(PRESETS / f"{name}.toml")
+    return Recipe("model", {}, {}) if name == "default" else read_recipe(PRESETS / f"{name}.toml")
 
+
+def load_preset(name: str) -> AnyModelConfig:
+    """The model of a preset."""
+    recipe = preset_recipe(name)
+    return KINDS[recipe.kind](**recipe.model)

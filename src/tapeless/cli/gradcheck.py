@@ -15,6 +15,7 @@ from tapeless.cli.model_options import add_model_arguments, chosen_model
 
 HELP = "prove the gradients of a model by independent oracles"
 FAILED = 3
+PER_TENSOR = ("complex step", "autograd twin")  # the oracles that judge each tensor alone, as columns
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -51,12 +52,20 @@ def check_model(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(report.as_json()))
         return 0 if report.ok else FAILED
-    rows = [("tensor", "shape", "oracles", "nearest to its bound", "error", "bound", "worst at", "")]
-    for tensor, shape, oracles, worst in report.tensors:
-        where = "" if worst.where is None else str(list(worst.where))
-        verdict = "ok" if worst.ok else "FAILED"
-        size = "x".join(map(str, shape))
-        rows.append((tensor, size, str(oracles), worst.oracle, f"{worst.error:.1e}", f"{worst.bound:.0e}", where, verdict))
+    rows: list[tuple[str, ...]] = [("tensor", "shape", *PER_TENSOR, "worst at", "")]
+    for row in report.tensors:
+        found = [row.by(oracle) for oracle in PER_TENSOR]
+        where = next((f.where for f in found if f and f.where is not None), None)
+        against = sorted({f.oracle for f in row.judged if not f.ok})
+        rows.append(
+            (
+                row.tensor,
+                "x".join(map(str, row.shape)),
+                *(f"{f.error:.1e}" if f else "zero by identity" for f in found),
+                str(list(where)) if where is not None else "",
+                "FAILED: " + ", ".join(against) if against else "ok",
+            )
+        )
     print(table(rows))
     print(f"\n{len(report.findings)} checks of {report.parameters:,} parameters in {len(report.tensors)} tensors;")
     print(f"three directions through the model {report.scope}")
@@ -76,7 +85,7 @@ def check_op(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps({"op": args.op, "ok": not failures, "findings": [{**f._asdict(), "ok": f.ok} for f in findings]}))
         return FAILED if failures else 0
-    rows = [("check", "gradient", "oracle", "error", "bound", "worst at", "")]
+    rows: list[tuple[str, ...]] = [("check", "gradient", "oracle", "error", "bound", "worst at", "")]
     for f in findings:
         where = "" if f.where is None else str(list(f.where))
         rows.append((f.check, f.tensor, f.oracle, f"{f.error:.1e}", f"{f.bound:.0e}", where, "ok" if f.ok else "FAILED"))
@@ -88,7 +97,7 @@ def check_op(args: argparse.Namespace) -> int:
 def check_mutants(args: argparse.Namespace) -> int:
     from tapeless.config import nearest
     from tapeless.errors import UsageError
-    from tapeless.verify.hugging_face import missing
+    from tapeless.verify.hf_levels import missing
     from tapeless.verify.levels import LEVELS
     from tapeless.verify.mutant_table import MUTANTS
     from tapeless.verify.mutants import TWO_LEVELS, MutantResult, run_mutants, share_killed_twice, survivors

@@ -1,6 +1,6 @@
 """`tapeless`: find the command, run it, turn every failure into one line and an exit status.
 
-    0 done · 1 runtime failure · 2 usage, configuration or input error · 3 verification failed · 4 non-finite numbers"""
+0 done · 1 runtime failure · 2 usage, configuration or input error · 3 verification failed · 4 non-finite numbers"""
 
 import argparse
 import logging
@@ -29,7 +29,7 @@ class Parser(argparse.ArgumentParser):
             message = f"unknown flag {unknown[1]}; {nearest(unknown[1], flags)}"
         raise UsageError(f"{message} (see {self.prog} --help)")
 
-    def parse_args(self, args=None, namespace=None):  # type: ignore[no-untyped-def, override]
+    def parse_args(self, args=None, namespace=None):  # type: ignore[no-untyped-def]
         """As argparse's, but an unknown flag is reported by the command it was given to, which knows the valid ones."""
         namespace, rest = self.parse_known_args(args, namespace)
         if rest:

@@ -82,9 +82,8 @@ def sample(
 ) -> Tensor:  # (B,) int64, on the CPU
     cumulative = probabilities(logits, history, sampling).cumsum(-1)  # (B, V)
     u = [uniform(sampling.seed, first_sample + row, position) for row in range(len(logits))]
-    x = (
-        torch.tensor(u, dtype=torch.float64)[:, None] * cumulative[:, -1:]
-    )  # (B, 1); u <= 1 - 2^-53, so x < the last, rounded too
+    # (B, 1); u is at most 1 - 2^-53, so that even rounded x is below the last of the row
+    x = torch.tensor(u, dtype=torch.float64)[:, None] * cumulative[:, -1:]
     return torch.searchsorted(cumulative, x, right=True)[:, 0]  # right: a token of probability 0 is stepped over
 
 

@@ -31,10 +31,10 @@ from tapeless.model.sublayers import (
 class BlockSaved(NamedTuple):
     x: Tensor  # (B, T, C)  what the block starts from: s (pre) or x (post)
     attn_norm: Any
-    attn: SelfAttentionSaved | None
+    attn: SelfAttentionSaved
     s1: Tensor | None  # (B, T, C)  the sum that the second norm (pre) or the first (post) reads
     ffn_norm: Any
-    ffn: FeedForwardSaved | None
+    ffn: FeedForwardSaved
 
 
 def block_forward(
@@ -44,8 +44,9 @@ def block_forward(
     call: Call,
     layer: int,
 ) -> tuple[Tensor, Tensor | None, BlockSaved]:  # x (B, T, C), delta (B, T, C)
-    forward = pre_norm_forward if call.config.norm_placement == "pre" else post_norm_forward
-    return forward(x, delta, p, call, layer)
+    if call.config.norm_placement == "pre":
+        return pre_norm_forward(x, delta, p, call, layer)
+    return post_norm_forward(x, p, call, layer)
 
 
 def block_backward(
@@ -71,9 +72,7 @@ def pre_norm_forward(
     return s1, f, kept(BlockSaved(s, attn_norm, attn, s1, ffn_norm, ffn), call.recompute)
 
 
-def pre_norm_backward(
-    dy: Tensor, saved: BlockSaved, p: BlockParams, g: BlockParams, call: Call, layer: int
-) -> Tensor:
+def pre_norm_backward(dy: Tensor, saved: BlockSaved, p: BlockParams, g: BlockParams, call: Call, layer: int) -> Tensor:
     add_norm = call.ops.add_norm[call.config.norm]
     saved = pre_norm_rebuilt(saved, p, call, layer)
     dn2 = feed_forward_backward(dy, saved.ffn, p, g, call, layer)
@@ -82,9 +81,7 @@ def pre_norm_backward(
     return add_norm.backward(ds1, dn1, saved.attn_norm, *p.attn_norm, *g.attn_norm)
 
 
-def post_norm_forward(
-    x: Tensor, delta: None, p: BlockParams, call: Call, layer: int
-) -> tuple[Tensor, None, BlockSaved]:
+def post_norm_forward(x: Tensor, p: BlockParams, call: Call, layer: int) -> tuple[Tensor, None, BlockSaved]:
     c, add_norm = call.config, call.ops.add_norm[call.config.norm]
     a, attn = self_attention_forward(x, p, call, layer)
     s1, n1, attn_norm = add_norm.forward(x, a, *p.attn_norm, eps=c.norm_eps)
@@ -93,9 +90,7 @@ def post_norm_forward(
     return y, None, kept(BlockSaved(x, attn_norm, attn, s1, ffn_norm, ffn), call.recompute)
 
 
-def post_norm_backward(
-    dy: Tensor, saved: BlockSaved, p: BlockParams, g: BlockParams, call: Call, layer: int
-) -> Tensor:
+def post_norm_backward(dy: Tensor, saved: BlockSaved, p: BlockParams, g: BlockParams, call: Call, layer: int) -> Tensor:
     add_norm = call.ops.add_norm[call.config.norm]
     saved = post_norm_rebuilt(saved, p, call, layer)
     ds2 = add_norm.backward(None, dy, saved.ffn_norm, *p.ffn_norm, *g.ffn_norm)
@@ -106,11 +101,10 @@ def post_norm_backward(
 
 def kept(saved: BlockSaved, policy: str) -> BlockSaved:
     """What stays in memory until backward, by the recompute policy."""
-    ffn = feed_forward_kept(saved.ffn, policy)
+    attn, ffn = self_attention_kept(saved.attn, policy), feed_forward_kept(saved.ffn, policy)
     if policy == "full":
-        return BlockSaved(saved.x, None, None, None, None, ffn)
-    s1 = saved.s1 if policy == "cheap" else None
-    return saved._replace(attn=self_attention_kept(saved.attn, policy), s1=s1, ffn=ffn)
+        return BlockSaved(saved.x, None, attn, None, None, ffn)
+    return saved._replace(attn=attn, s1=saved.s1 if policy == "cheap" else None, ffn=ffn)
 
 
 def pre_norm_rebuilt(saved: BlockSaved, p: BlockParams, call: Call, layer: int) -> BlockSaved:
@@ -136,5 +130,5 @@ def post_norm_rebuilt(saved: BlockSaved, p: BlockParams, call: Call, layer: int)
         attn = self_attention_rebuilt(saved.attn, saved.x, p, call)
         return saved._replace(attn=attn, ffn=feed_forward_rebuilt(saved.ffn, n1, p, call))
     if call.recompute == "full":
-        return post_norm_forward(saved.x, None, p, call._replace(recompute="none"), layer)[2]
+        return post_norm_forward(saved.x, p, call._replace(recompute="none"), layer)[2]
     return saved

@@ -22,7 +22,8 @@ def _check_range(what: str, ids: Tensor, bad: Tensor, vocab_size: int) -> None:
     if bad.any():
         row, column = bad.nonzero()[0].tolist()
         raise InputError(
-            f"{what} [{row}, {column}] is {ids[row, column].item()}, outside the vocabulary of {vocab_size} (0 to {vocab_size - 1})"
+            f"{what} [{row}, {column}] is {ids[row, column].item()}, "
+            f"outside the vocabulary of {vocab_size} (0 to {vocab_size - 1})"
         )
 
 

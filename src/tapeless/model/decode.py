@@ -12,7 +12,9 @@ from tapeless.errors import InputError
 class KVCache:
     def __init__(self, config: ModelConfig, batch_size: int, capacity: int, device: torch.device, dtype: torch.dtype):
         if config.position == "learned" and capacity > config.max_seq_len:
-            raise InputError(f"kv_cache for {capacity} tokens, but max_seq_len is {config.max_seq_len}; learned positions end there")
+            raise InputError(
+                f"kv_cache for {capacity} tokens, but max_seq_len is {config.max_seq_len}; learned positions end there"
+            )
         shape = (config.num_layers, batch_size, config.num_kv_heads, capacity, config.head_dim)
         self.keys = torch.empty(shape, device=device, dtype=dtype)  # (L, B, G, capacity, D)
         self.values = torch.empty_like(self.keys)

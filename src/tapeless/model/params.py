@@ -113,7 +113,7 @@ class FlatLayout:
 
     def parts(self, flat: Tensor) -> dict[str, Tensor]:
         """The flat buffer cut where a backward completes one stretch after the other: embed, blocks.0 …, head."""
-        starts = {}
+        starts: dict[str, int] = {}
         for name, (offset, _) in self.spans.items():
             top = name.split(".")
             part = {"embed": "embed", "pos": "embed", "blocks": ".".join(top[:2])}.get(top[0], "head")
@@ -128,15 +128,17 @@ class ParamStore:
     def __init__(self, layout: FlatLayout, device: torch.device, dtype: str):
         master, compute = DTYPES[dtype]
         self.layout = layout
-        self.flat = torch.zeros(layout.numel, dtype=master, device=device)
-        self.flat_grads = torch.zeros_like(self.flat)
-        self.compute_flat = self.flat if compute == master else torch.zeros_like(self.flat, dtype=compute)
+        with torch.inference_mode(False):  # such tensors would not count the writes into them
+            self.flat = torch.zeros(layout.numel, dtype=master, device=device)
+            self.flat_grads = torch.zeros_like(self.flat)
+            self.compute_flat = self.flat if compute == master else torch.zeros_like(self.flat, dtype=compute)
         self.params: Mapping[str, Tensor] = MappingProxyType(layout.views(self.flat))
         self.grads: Mapping[str, Tensor] = MappingProxyType(layout.views(self.flat_grads))
         self._copied_version = -1
 
     def refresh(self) -> None:
-        """Bring the compute copy up to date. torch counts the writes into a tensor, through whichever view they came."""
+        """Bring the compute copy up to date. torch counts the writes into a tensor, through whichever view they came; only
+        `.data` goes around the count, so nothing may write through that."""
         if self.compute_flat is not self.flat and self.flat._version != self._copied_version:
             self.compute_flat.copy_(self.flat)
             self._copied_version = self.flat._version
@@ -148,6 +150,7 @@ class ParamStore:
             if len(bad):
                 where = bad[0].tolist()
                 raise NonFiniteError(
-                    f"{name} {tuple(w.shape)} holds {len(bad)} non-finite values, the first at {where}: {w[tuple(where)].item()}; "
+                    f"{name} {tuple(w.shape)} holds {len(bad)} non-finite values, the first at {where}: "
+                    f"{w[tuple(where)].item()}; "
                     "load a checkpoint from before they appeared"
                 )

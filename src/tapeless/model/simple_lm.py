@@ -22,9 +22,7 @@ from tapeless.ops.pointwise import GELU
 
 
 class SimpleLM:
-    def __init__(
-        self, config: SimpleLMConfig, *, seed: int = 0, device: str | torch.device = "cpu", dtype: str = "float32"
-    ):
+    def __init__(self, config: SimpleLMConfig, *, seed: int = 0, device: str | torch.device = "cpu", dtype: str = "float32"):
         V, C, F = config.vocab_size, config.hidden_dim, config.intermediate_dim
         self.config, self.seed, self.dtype, self.device = config, seed, dtype, torch.device(device)
         self.chain = Chain(

@@ -126,13 +126,13 @@ def heads_forward(qkv: Tensor, p: BlockParams, call: Call) -> tuple[Tensor, Tens
     )
 
 
-def self_attention_kept(saved: SelfAttentionSaved, policy: str) -> SelfAttentionSaved | None:
+def self_attention_kept(saved: SelfAttentionSaved, policy: str) -> SelfAttentionSaved:
     if policy == "none":
         return saved._replace(qkv=None)
     if policy == "cheap":
         attention = without(saved.attention, "q", "k", "v")
         return saved._replace(qkv_linear=without(saved.qkv_linear, "x"), heads=None, attention=attention)
-    return None
+    return SelfAttentionSaved(None, None, None, None, None)
 
 
 def self_attention_rebuilt(saved: SelfAttentionSaved, x: Tensor, p: BlockParams, call: Call) -> SelfAttentionSaved:

@@ -35,6 +35,7 @@ class Kept(NamedTuple):
     head: Any  # of the loss, or of the head's product where logits were asked for
     softcap: Any
     loss_options: dict[str, Any] | None  # None: the forward ended at the logits
+    logits_shape: torch.Size | None  # then their shape
 
 
 class TransformerParams(NamedTuple):
@@ -134,14 +135,14 @@ class Transformer:
         num_targets: what the sum is divided by; the valid targets of all micro-batches and ranks together, by default of
         this batch. step and first_sample (the global index of the first row) drive dropout. documents: attention stays
         within positions of equal value."""
+        self._kept = None  # whatever goes wrong from here on, backward must not take an older forward for this one
         self._check(tokens, targets, documents)
-        if num_targets is not None and num_targets < 1:
-            raise InputError(f"num_targets must be at least 1, got {num_targets}")
         n, kept = self._trunk(tokens, self._call(documents, self._dropout(step, first_sample)), keep=True)
         options = self._loss_options(num_targets)
         loss, head = self.ops.linear_cross_entropy.forward(n, targets, self._p.head, **options)
+        self._finite(loss)
         self._kept = kept._replace(head=head, loss_options=options)
-        return self._finite(loss)
+        return loss
 
     def loss(
         self,
@@ -154,9 +155,9 @@ class Transformer:
         """The loss for evaluation: nothing is kept, nothing is dropped out."""
         self._check(tokens, targets, documents)
         n, _ = self._trunk(tokens, self._call(documents), keep=False)
-        return self._finite(
-            self.ops.linear_cross_entropy.forward(n, targets, self._p.head, **self._loss_options(num_targets))[0]
-        )
+        loss, _ = self.ops.linear_cross_entropy.forward(n, targets, self._p.head, **self._loss_options(num_targets))
+        self._finite(loss)
+        return loss
 
     def logits(
         self,
@@ -167,6 +168,8 @@ class Transformer:
         documents: Tensor | None = None,  # (B, T) int64
     ) -> Tensor:  # (B, T, V)
         """Logits of every position. keep: backward(dlogits) may follow. kv_cache: tokens continue those it holds."""
+        if keep:
+            self._kept = None
         self._check(tokens, None, documents)
         if kv_cache is not None:
             if keep or documents is not None:
@@ -177,11 +180,12 @@ class Transformer:
         softcap = None
         if self.config.logit_softcap:
             logits, softcap = SOFTCAP.forward(logits, cap=self.config.logit_softcap)
+        self._finite(logits)
         if keep:
-            self._kept = kept._replace(head=head, softcap=softcap)
+            self._kept = kept._replace(head=head, softcap=softcap, logits_shape=logits.shape)
         if kv_cache is not None:
             kv_cache.length += tokens.shape[1]
-        return self._finite(logits)
+        return logits
 
     def kv_cache(self, batch_size: int, capacity: int) -> KVCache:
         return KVCache(self.config, batch_size, capacity, self.device, self.store.compute_flat.dtype)
@@ -198,10 +202,15 @@ class Transformer:
         by block, the embedding's last: what a reduction over ranks may start on."""
         kept, ready = self._kept, on_grads_ready or (lambda grads: None)
         if kept is None:
-            raise OrderError("backward without a forward: call forward(tokens, targets), or logits(tokens, keep=True), before each")
-        if (dlogits is None) == (kept.loss_options is None):
             raise OrderError(
-                "backward() follows forward(tokens, targets); backward(dlogits) follows logits(tokens, keep=True)"
+                "backward without a forward: call forward(tokens, targets), or logits(tokens, keep=True), before each"
+            )
+        if (dlogits is None) == (kept.loss_options is None):
+            raise OrderError("backward() follows forward(tokens, targets); backward(dlogits) follows logits(tokens, keep=True)")
+        if dlogits is not None and (dlogits.shape != kept.logits_shape or dlogits.dtype != self.store.compute_flat.dtype):
+            raise InputError(
+                f"dlogits must be like the logits, {tuple(kept.logits_shape or ())} {self.store.compute_flat.dtype}, "
+                f"got {tuple(dlogits.shape)} {dlogits.dtype}"
             )
         self._kept = None
         p, g, call, c = self._p, self._g, kept.call, self.config
@@ -231,17 +240,19 @@ class Transformer:
             if keep:
                 blocks.append(saved)
         _, n, final_norm = self.ops.add_norm[c.norm].forward(x, delta, *p.final_norm, eps=c.norm_eps)
-        return n, Kept(call, embed, blocks, final_norm, None, None, None)
+        return n, Kept(call, embed, blocks, final_norm, None, None, None, None)
 
     def _head_backward(self, dlogits: Tensor | None, kept: Kept) -> Tensor:  # dn (B, T, C)
         p, g = self._p, self._g
-        if dlogits is None:
+        if kept.loss_options is not None:
             return self.ops.linear_cross_entropy.backward(1.0, kept.head, p.head, g.head, **kept.loss_options)
         if kept.softcap is not None:
             dlogits = SOFTCAP.backward(dlogits, kept.softcap, cap=self.config.logit_softcap)
         return self.ops.linear.backward(dlogits, kept.head, p.head, None, g.head, None)
 
     def _loss_options(self, num_targets: int | None) -> dict[str, Any]:
+        if num_targets is not None and num_targets < 1:
+            raise InputError(f"num_targets must be at least 1, got {num_targets}")
         c = self.config
         return {
             "num_targets": num_targets,
@@ -250,9 +261,7 @@ class Transformer:
             "softcap": c.logit_softcap,
         }
 
-    def _call(
-        self, documents: Tensor | None, dropout: Dropout | None = None, kv_cache: KVCache | None = None
-    ) -> Call:
+    def _call(self, documents: Tensor | None, dropout: Dropout | None = None, kv_cache: KVCache | None = None) -> Call:
         return Call(self.config, self.ops, self.recompute, documents, dropout, kv_cache)
 
     def _dropout(self, step: int | None, first_sample: int) -> Dropout | None:
@@ -269,8 +278,7 @@ class Transformer:
         if documents is not None:
             check_documents(documents, tokens)
 
-    def _finite(self, result: Tensor) -> Tensor:
+    def _finite(self, result: Tensor) -> None:
         """Bad weights are named where they show; a bad result of good weights is the caller's to judge."""
         if not torch.isfinite(result).all():
             self.store.raise_if_non_finite()
-        return result

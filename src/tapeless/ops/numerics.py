@@ -17,7 +17,7 @@ def real_part(x: Tensor) -> Tensor:
 def logsumexp(x: Tensor) -> Tensor:  # (..., V) -> (..., 1)
     """log sum exp over the last axis, shifted by the largest real part, so that no exponential overflows."""
     top = real_part(x).amax(-1, keepdim=True)
-    top = top.masked_fill(top == -torch.inf, 0.0)  # a row of -inf alone sums to 0, not to NaN
+    top = top.masked_fill(top == -torch.inf, 0.0)  # a row of -inf alone: its lse is -inf, not NaN
     return (x - top).exp().sum(-1, keepdim=True).log() + top
 
 

@@ -19,9 +19,11 @@ from tapeless.ops.rope import rope_backward, rope_forward
 
 
 class QKVRopeSaved(NamedTuple):
-    qkv: Tensor | None  # (B, T, (H+2G)*D)  with QK-norm
-    rq: Tensor | None  # (B, H, T, 1)  accumulation dtype
-    rk: Tensor | None  # (B, G, T, 1)  accumulation dtype
+    """With QK-norm; without it nothing is saved."""
+
+    qkv: Tensor  # (B, T, (H+2G)*D)
+    rq: Tensor  # (B, H, T, 1)  accumulation dtype
+    rk: Tensor  # (B, G, T, 1)  accumulation dtype
 
 
 def split_heads(qkv: Tensor, num_heads: int, num_kv_heads: int) -> tuple[Tensor, ...]:  # views (B, heads, T, D)
@@ -46,9 +48,9 @@ def qkv_rope_forward(
     theta: float | None,
     eps: float,
     offset: int = 0,
-) -> tuple[Tensor, Tensor, Tensor, QKVRopeSaved]:  # q (B, H, T, D), k (B, G, T, D), v (B, G, T, D)
+) -> tuple[Tensor, Tensor, Tensor, QKVRopeSaved | None]:  # q (B, H, T, D), k (B, G, T, D), v (B, G, T, D)
     q, k, v = split_heads(qkv, num_heads, num_kv_heads)
-    saved = QKVRopeSaved(None, None, None)
+    saved = None
     if wq_norm is not None and wk_norm is not None:
         q, (_, rq) = rms_norm_forward(q, wq_norm, eps=eps)
         k, (_, rk) = rms_norm_forward(k, wk_norm, eps=eps)
@@ -63,7 +65,7 @@ def qkv_rope_backward(
     dq: Tensor,  # (B, H, T, D)
     dk: Tensor,  # (B, G, T, D)
     dv: Tensor,  # (B, G, T, D)
-    saved: QKVRopeSaved,
+    saved: QKVRopeSaved | None,
     wq_norm: Tensor | None,  # (D,)
     wk_norm: Tensor | None,  # (D,)
     dwq_norm: Tensor | None,  # (D,)  accumulated into
@@ -75,7 +77,7 @@ def qkv_rope_backward(
     if theta is not None:
         dq = rope_backward(dq, None, theta=theta, offset=offset)
         dk = rope_backward(dk, None, theta=theta, offset=offset)
-    if saved.qkv is not None and wq_norm is not None and wk_norm is not None:
+    if saved is not None and wq_norm is not None and wk_norm is not None:
         q, k, _ = split_heads(saved.qkv, dq.shape[1], dk.shape[1])
         dq = rms_norm_backward(dq, RMSNormSaved(q, saved.rq), wq_norm, dwq_norm)
         dk = rms_norm_backward(dk, RMSNormSaved(k, saved.rk), wk_norm, dwk_norm)

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tapeless.config import KINDS, AnyModelConfig, TrainConfig, from_mapping
+from tapeless.config import KINDS, AnyModelConfig, TrainConfig, checked
 from tapeless.data.files import atomic_write
 from tapeless.errors import ConfigError
 
@@ -76,11 +76,7 @@ def read_run_config(path: Path) -> RunConfig:
     kinds = [kind for kind in KINDS if kind in tables]
     if len(kinds) != 1 or set(tables) != {*kinds, "train", "data"}:
         raise ConfigError(f"{path}: expected [model] or [simplelm], [train] and [data], got {', '.join(map(repr, tables))}")
-    model = from_mapping(kinds[0], tables[kinds[0]], str(path))
-    try:
-        train = TrainConfig(**tables["train"])
-    except (ConfigError, TypeError) as error:
-        raise ConfigError(f"{path}: [train]: {error}") from None
+    model, train = checked(kinds[0], tables[kinds[0]], str(path)), checked("train", tables["train"], str(path))
     return RunConfig(model, train, tables["data"])
 
 

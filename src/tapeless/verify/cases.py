@@ -62,9 +62,8 @@ class OpCase:
         return self.name.partition("[")[0]
 
     @property
-    def labels(self) -> set[str]:
-        """What a user may call it: the whole name, the op, or a variant."""
-        return {self.name, self.family, *self.name.partition("[")[2].rstrip("]").split(",")} - {""}
+    def variants(self) -> list[str]:
+        return [variant for variant in self.name.partition("[")[2].rstrip("]").split(",") if variant]
 
     def inputs(self, seed: int = 0, dtype: torch.dtype = torch.float64, T: int = fixtures.T) -> dict[str, Tensor]:
         """The same numbers in any dtype, rounded to it."""
@@ -160,6 +159,7 @@ def _simple() -> Iterator[OpCase]:
         )
     for name, build, linear_in in (
         ("linear", fixtures.linear, ("x", "w")),
+        ("linear[square]", fixtures.linear_square, ("x", "w")),
         ("linear[bias]", fixtures.linear_bias, ("x", "w", "b")),
     ):
         wide = ("db",) if "b" in linear_in else ()
@@ -323,10 +323,11 @@ def cases(only: str | None = None) -> tuple[OpCase, ...]:
     """All of them, or those that answer to a name: an op (`attention`), a variant (`gqa`) or a case (`attention[gqa]`)."""
     if only is None:
         return CASES
-    chosen = tuple(case for case in CASES if only in case.labels)
+    named = tuple(case for case in CASES if only in (case.name, case.family))
+    chosen = named or tuple(case for case in CASES if only in case.variants)
     if not chosen:
-        known = sorted({label for case in CASES for label in case.labels})
-        raise ConfigError(f"no op is named {only!r}; {nearest(only, known)}")
+        known = {label for case in CASES for label in (case.name, case.family, *case.variants)}
+        raise ConfigError(f"no op is named {only!r}; {nearest(only, sorted(known))}")
     return chosen
 
 

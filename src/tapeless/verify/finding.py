@@ -21,8 +21,8 @@ class Finding(NamedTuple):
 
     def __str__(self) -> str:
         place = f" at {list(self.where)}" if self.where is not None else ""
-        verdict = "ok" if self.ok else "FAILED"
-        return f"{self.level} {self.check} {self.tensor} by {self.oracle}: {self.error:.2e} (bound {self.bound:.0e}){place} {verdict}"
+        found = f"{self.error:.2e} (bound {self.bound:.0e}){place} {'ok' if self.ok else 'FAILED'}"
+        return f"{self.level} {self.check} {self.tensor} by {self.oracle}: {found}"
 
 
 class Distance(NamedTuple):

@@ -27,7 +27,8 @@ class Batch(NamedTuple):
 
     def samples(self, *index: int) -> "Batch":
         """Some of the rows, in this order."""
-        return Batch(*(None if x is None else x[list(index)] for x in self))
+        i = list(index)
+        return Batch(self.tokens[i], self.targets[i], None if self.documents is None else self.documents[i])
 
 
 class ModelCase(NamedTuple):
@@ -62,18 +63,41 @@ def _case(name: str, *, recompute: str = "none", documents: bool = False, **choi
     return ModelCase(name, shrunk(ModelConfig(num_layers=2, **choices)), recompute, documents)
 
 
-_GPT2 = {"norm": "layer", "norm_bias": True, "position": "learned", "attn_bias": True, "ffn_bias": True, "ffn": "gelu"}
-_CLLM = {"norm": "layer", "norm_bias": True, "norm_placement": "post", "position": "none", "ffn": "tanh", "ffn_bias": True}
-_PENALTIES = {"dropout": 0.2, "logit_softcap": 3.0, "z_loss": 0.01, "label_smoothing": 0.1}
+_GPT2: dict[str, Any] = {
+    "norm": "layer",
+    "norm_bias": True,
+    "position": "learned",
+    "attn_bias": True,
+    "ffn_bias": True,
+    "ffn": "gelu",
+}
+_CLLM: dict[str, Any] = {
+    "norm": "layer",
+    "norm_bias": True,
+    "norm_placement": "post",
+    "position": "none",
+    "ffn": "tanh",
+    "ffn_bias": True,
+}
+_PENALTIES: dict[str, Any] = {"dropout": 0.2, "logit_softcap": 3.0, "z_loss": 0.01, "label_smoothing": 0.1}
 
 # Together: every choice that a configuration has, at least once.
 TRANSFORMER_CASES = [
-    _case("llama", num_kv_heads=2, documents=True),
+    _case("llama", num_kv_heads=2, documents=True, recompute="cheap"),
     _case("gpt2", tie_embeddings=True, **_GPT2),
     _case("qk-norm", num_kv_heads=2, head_dim=16, qk_norm=True, ffn="relu", rope_theta=1e3),
     _case("cllm", tie_embeddings=True, **_CLLM),
     _case("penalties", norm="layer", ffn="geglu", ffn_bias=True, attn_bias=True, recompute="full", **_PENALTIES),
-    _case("mqa", num_kv_heads=1, norm_placement="post", position="none", ffn="relu2", qk_norm=True, attn_bias=True),
+    _case(
+        "mqa",
+        num_kv_heads=1,
+        norm_placement="post",
+        position="none",
+        ffn="relu2",
+        qk_norm=True,
+        attn_bias=True,
+        recompute="cheap",
+    ),
 ]
 MODEL_CASES = [*TRANSFORMER_CASES, ModelCase("simplelm", shrunk(SimpleLMConfig()))]
 
@@ -114,15 +138,15 @@ def move_off_init(model: AnyModel, seed: int) -> None:
         noise = torch.randn(spec.shape, generator=generator)
         match spec.init:
             case "ones":
-                w = 1 + 0.3 * noise
+                w = 1 + 0.3 * (noise + 0.3 * noise.sign())  # none of them nearer to 1 than 0.09
             case "zeros":
-                w = 0.3 * noise
+                w = 0.3 * (noise + 0.3 * noise.sign())
             case "embedding":
-                w = 0.5 * noise
+                w = noise * min(0.5, 2.5 / math.sqrt(spec.shape[-1]))  # tied logits of one size at any width
             case _:
-                w = noise / math.sqrt(spec.shape[-1])
+                w = 0.5 * noise / math.sqrt(spec.shape[-1])
         if name == "embed.w":
-            w[TINY_TOKEN : TINY_TOKEN + 1] *= 0.02
+            w[TINY_TOKEN : TINY_TOKEN + 1] *= 0.3
         model.params[name].copy_(w.bfloat16())
 
 

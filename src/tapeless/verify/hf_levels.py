@@ -2,7 +2,7 @@
 
 The strongest witness there is: code of other people, differentiated by other means. It is imported only when asked for."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
@@ -11,14 +11,23 @@ from torch import Tensor
 
 from tapeless.config import ModelConfig
 from tapeless.interop.names import from_hugging_face, to_hugging_face
+from tapeless.model.transformer import Transformer
 from tapeless.verify.finding import Finding, distance
-from tapeless.verify.fixtures import Batch, ModelCase, batch, build, gradients
+from tapeless.verify.fixtures import Batch, ModelCase, T, batch, build, gradients
 from tapeless.verify.model_judges import compared, rounding_floor, zero_by_identity
+from tapeless.verify.oracles import Point
 from tapeless.verify.tolerances import HUGGING_FACE, HUGGING_FACE_FLOAT32
 
 BOUNDS = {"float64": HUGGING_FACE, "float32": HUGGING_FACE_FLOAT32}
-_SIZES = {"vocab_size": 23, "num_layers": 2, "num_heads": 4, "max_seq_len": 9, "intermediate_dim": 13}
-_GPT2 = {"norm": "layer", "norm_bias": True, "position": "learned", "ffn": "gelu", "attn_bias": True, "ffn_bias": True}
+_SIZES: dict[str, Any] = {"vocab_size": 23, "num_layers": 2, "num_heads": 4, "max_seq_len": 9, "intermediate_dim": 13}
+_GPT2: dict[str, Any] = {
+    "norm": "layer",
+    "norm_bias": True,
+    "position": "learned",
+    "ffn": "gelu",
+    "attn_bias": True,
+    "ffn_bias": True,
+}
 
 
 class Family(NamedTuple):
@@ -51,7 +60,8 @@ def level_3() -> Iterator[Finding]:
 
 
 def check_family(family: Family, dtype: str) -> Iterator[Finding]:
-    ours, data = build(family.case, dtype), shifted_batch(family.config.vocab_size)
+    ours, data = build(family.case, dtype), shifted_batch()
+    assert isinstance(ours, Transformer)
     theirs = their_model(family, ours.params, dtype)
     truth = run_theirs(theirs, data)
     claimed = {"logits": ours.logits(data.tokens), "loss": ours.loss(data.tokens, data.targets)}
@@ -61,20 +71,11 @@ def check_family(family: Family, dtype: str) -> Iterator[Finding]:
     yield from by_hugging_face(family, dtype, gradients(ours, data), truth)
 
 
-def by_hugging_face(family: Family, dtype: str, claimed: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> Iterator[Finding]:
+def by_hugging_face(family: Family, dtype: str, claimed: Point, theirs: Point) -> Iterator[Finding]:
     """Every gradient; `theirs` under their names."""
     truth = from_hugging_face(family.name, family.config, theirs)
-    zeros = zero_by_identity(family.config, batch()[0].shape[1])
-    yield from compared(
-        "L3",
-        check_name(family, dtype),
-        "Hugging Face",
-        claimed,
-        truth,
-        BOUNDS[dtype],
-        zeros=zeros,
-        floor=rounding_floor(dtype),
-    )
+    check, zeros, floor = check_name(family, dtype), zero_by_identity(family.config, T), rounding_floor(dtype)
+    yield from compared("L3", check, "Hugging Face", claimed, truth, BOUNDS[dtype], zeros=zeros, floor=floor)
 
 
 def check_name(family: Family, dtype: str) -> str:
@@ -82,14 +83,14 @@ def check_name(family: Family, dtype: str) -> str:
     return f"model[{family.name}, {head}, {dtype}]"
 
 
-def shifted_batch(vocab_size: int) -> Batch:
+def shifted_batch() -> Batch:
     """Their labels are the tokens themselves and the last has no successor, so its target is ignored here too."""
-    tokens, targets = batch(vocab_size)
+    tokens, targets = batch()
     targets[:, -1] = -100
     return Batch(tokens, targets)
 
 
-def their_model(family: Family, params: Mapping[str, Tensor], dtype: str) -> Any:
+def their_model(family: Family, params: Point, dtype: str) -> Any:
     """Their class with our weights."""
     import transformers
 
@@ -111,6 +112,7 @@ def their_model(family: Family, params: Mapping[str, Tensor], dtype: str) -> Any
     expected_absent = ["lm_head.weight"] if family.config.tie_embeddings else []
     assert (absent, unexpected) == (expected_absent, []), f"absent {absent}, unexpected {unexpected}"
     model.tie_weights()
+    model.loss_type = "ForCausalLM"  # the name of GPT-2's class does not say it, and transformers would warn
     return model
 
 

@@ -1,2 +1,226 @@
-def level_6():
-    yield from ()
+"""Level 6: what must stay the same when something that does not matter changes, and what must vanish by identity.
+
+No oracle and no step size is needed: the model is compared with itself. Where the arithmetic is the same, bit for bit."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from tapeless.config import ModelConfig
+from tapeless.model.chain import Chain, layer
+from tapeless.model.transformer import Transformer
+from tapeless.ops.cross_entropy import CROSS_ENTROPY
+from tapeless.ops.dropout import DROPOUT, dropout_key
+from tapeless.ops.embed import EMBED
+from tapeless.ops.layer_norm import LAYER_NORM
+from tapeless.ops.linear import LINEAR
+from tapeless.ops.rms_norm import RMS_NORM
+from tapeless.ops.rope import ROPE
+from tapeless.verify.finding import Finding, distance
+from tapeless.verify.fixtures import (
+    FIRST_SAMPLE,
+    SEED,
+    STEP,
+    TRANSFORMER_CASES,
+    B,
+    Batch,
+    ModelCase,
+    T,
+    V,
+    batch,
+    build,
+    data_of,
+    gradients,
+)
+from tapeless.verify.model_judges import largest_gap, rounding_floor, zero_by_identity
+from tapeless.verify.oracles import norm
+from tapeless.verify.tolerances import METAMORPHIC
+
+BOUND = METAMORPHIC["float64"]
+EPS = 1e-30  # of a norm: so small that the scale is not felt at all
+
+
+def level_6() -> Iterator[Finding]:
+    yield from op_identities()
+    for case in TRANSFORMER_CASES:
+        yield from check_metamorphic(case)
+
+
+def check_metamorphic(case: ModelCase) -> Iterator[Finding]:
+    """Everything for one architecture. Dropout is off but for the silent blocks: what it drops depends on the place, as it
+    should."""
+    assert isinstance(case.config, ModelConfig)
+    yield from silent_blocks(case, case.config)
+    case = case._replace(config=replace(case.config, dropout=0.0))
+    model = build(case)
+    assert isinstance(model, Transformer)
+    data = data_of(case)
+    check = f"model[{case.name}]"
+    yield from the_past_is_blind(model, check)
+    yield from documents_are_apart(model, check)
+    yield from decoding(model, check)
+    yield from batch_order(model, data, check)
+    yield from padding(model, check)
+    yield from one_loss(model, data, check)
+    yield from zeros(model, data, check)
+
+
+def nearly_equal(check: str, what: str, tensor: str, a: Tensor, b: Tensor, bound: float = BOUND) -> Finding:
+    gap = distance(a, b)
+    return Finding("L6", check, what, tensor, gap.largest, bound, gap.where)
+
+
+def bit_equal(check: str, what: str, tensor: str, a: Tensor, b: Tensor) -> Finding:
+    return nearly_equal(check, what, tensor, a, b, bound=0.0)
+
+
+def nearly_equal_gradients(check: str, what: str, a: dict[str, Tensor], b: dict[str, Tensor], skip: set[str]) -> Finding:
+    return largest_gap("L6", check, what, a, {name: g for name, g in b.items() if name not in skip}, BOUND)
+
+
+def changed(tokens: Tensor) -> Tensor:
+    return (tokens + 1) % V
+
+
+def the_past_is_blind(model: Transformer, check: str) -> Iterator[Finding]:
+    """Other tokens from position 4 on: logits before it are equal bit for bit, and those after it are not."""
+    tokens, _ = batch()
+    other = tokens.clone()
+    other[:, 4:] = changed(other[:, 4:])
+    a, b = model.logits(tokens), model.logits(other)
+    yield bit_equal(check, "causality", "logits", b[:, :4], a[:, :4])
+    moved = bool((a[:, 4:] != b[:, 4:]).any())
+    yield Finding("L6", check, "causality", "logits that must move", 0.0 if moved else 1.0, 0.0)
+
+
+def documents_are_apart(model: Transformer, check: str) -> Iterator[Finding]:
+    """Two documents in one row are two rows: rotation is relative, so only learned positions tell them apart. And nothing
+    of the first document is seen in the second, bit for bit."""
+    (tokens, _), cut = batch(), 3
+    ids = (torch.arange(T) >= cut).long().expand(B, -1)
+    packed = model.logits(tokens, documents=ids)
+    if model.config.position != "learned":
+        apart = torch.cat([model.logits(tokens[:, :cut].contiguous()), model.logits(tokens[:, cut:].contiguous())], 1)
+        yield nearly_equal(check, "documents apart", "logits", packed, apart)
+    other = tokens.clone()
+    other[:, :cut] = changed(other[:, :cut])
+    yield bit_equal(check, "documents apart", "second document", model.logits(other, documents=ids)[:, cut:], packed[:, cut:])
+
+
+def decoding(model: Transformer, check: str) -> Iterator[Finding]:
+    """Token by token, and in chunks, with a kv_cache."""
+    tokens, _ = batch()
+    full = model.logits(tokens)
+    for name, chunks in (("one by one", [1] * T), ("in chunks", [3, 1, T - 4])):
+        kv_cache = model.kv_cache(B, T)
+        parts = [model.logits(part, kv_cache=kv_cache) for part in tokens.split(chunks, 1)]
+        yield nearly_equal(check, f"kv_cache {name}", "logits", torch.cat(parts, 1), full)
+
+
+def batch_order(model: Transformer, data: Batch, check: str) -> Iterator[Finding]:
+    order, skip = (2, 0, 1), zero_by_identity(model.config, T)
+    a, b = gradients(model, data), gradients(model, data.samples(*order))
+    yield nearly_equal_gradients(check, "batch order", b, a, skip)
+    yield nearly_equal(
+        check, "batch order", "logits", model.logits(data.tokens[list(order)]), model.logits(data.tokens)[list(order)]
+    )
+
+
+def padding(model: Transformer, check: str) -> Iterator[Finding]:
+    """Two more positions whose targets are ignored change neither the loss nor a gradient."""
+    tokens, targets = batch()
+    longer = Batch(torch.cat([tokens, tokens[:, :2]], 1), torch.cat([targets, torch.full((B, 2), -100)], 1))
+    a, b = gradients(model, Batch(tokens, targets)), gradients(model, longer)
+    yield nearly_equal_gradients(check, "padding", b, a, zero_by_identity(model.config, T))
+    yield nearly_equal(check, "padding", "loss", model.loss(longer.tokens, longer.targets), model.loss(tokens, targets))
+
+
+def one_loss(model: Transformer, data: Batch, check: str) -> Iterator[Finding]:
+    """Three ways to the same loss and gradients: forward, loss, and logits with an upstream gradient."""
+    c, (tokens, targets, documents) = model.config, data
+    direct = gradients(model, data)
+    evaluated, trained = model.loss(*data[:2], documents=documents), model.forward(tokens, targets, documents=documents)
+    yield bit_equal(check, "loss() is forward()", "loss", evaluated, trained)
+    model.zero_grads()
+    logits = model.logits(tokens, keep=True, documents=documents)
+    penalties = {"label_smoothing": c.label_smoothing, "z_loss": c.z_loss}
+    loss, saved = CROSS_ENTROPY.forward(logits, targets, **penalties)
+    dlogits = CROSS_ENTROPY.backward(1.0, saved, **penalties)
+    model.backward(dlogits)
+    yield nearly_equal(check, "logits, then cross-entropy", "loss", loss, trained)
+    yield nearly_equal_gradients(check, "backward(dlogits)", dict(model.grads), direct, zero_by_identity(c, T))
+    if not c.z_loss:
+        yield Finding(
+            "L6", check, "dlogits sum to 0 over V", "dlogits", float((dlogits.sum(-1) / dlogits.norm()).abs().max()), BOUND
+        )
+    yield bit_equal(
+        check, "ignored targets", "dlogits", dlogits[targets == -100], torch.zeros(()).expand_as(dlogits[targets == -100])
+    )
+
+
+def zeros(model: Transformer, data: Batch, check: str) -> Iterator[Finding]:
+    """Gradients that nothing reaches are exactly 0; those that cancel are 0 up to rounding."""
+    grads = gradients(model, data)
+    unused = torch.ones(V, dtype=torch.bool)
+    unused[data.tokens] = False
+    untouched = {} if model.config.tie_embeddings else {"embed.w": grads["embed.w"][unused]}
+    if "pos.w" in grads:
+        untouched["pos.w"] = grads["pos.w"][T:]
+    for name, g in untouched.items():
+        yield Finding("L6", check, "unused rows", name, float(g.abs().max()), 0.0)
+    tokens, targets = batch(T=1)
+    alone = gradients(model, Batch(tokens, targets))
+    for name in sorted(zero_by_identity(model.config, 1) & alone.keys()):
+        yield Finding("L6", check, "T = 1", name, norm({name: alone[name]}) / norm(alone), rounding_floor("float64"))
+
+
+def silent_blocks(case: ModelCase, config: ModelConfig) -> Iterator[Finding]:
+    """Blocks whose sublayers put out 0 are not there: the stream passes them by, and a norm of a norm is a norm. What is left
+    is a Chain of embedding, dropout, norm and head, and what the residual sums carry back must be the Chain's gradients."""
+    c, C = replace(config, norm_eps=EPS), config.hidden_dim
+    model, data = build(case._replace(config=c)), data_of(case)
+    for name, w in model.params.items():
+        if name.endswith((".wo", ".bo", ".w_down", ".b_down", "pos.w")):
+            w.zero_()
+        elif name.startswith("blocks.") and name.endswith(("_norm.w", "_norm.b")):
+            w.fill_(1.0 if name.endswith("w") else 0.0)
+    norms = {
+        "rms": layer("final_norm", RMS_NORM, w=(C,), eps=EPS),
+        "layer": layer("final_norm", LAYER_NORM, w=(C,), b=(C,) if c.norm_bias else None, eps=EPS),
+    }
+    chain = Chain(
+        layer("embed", EMBED, w=(V, C)),
+        layer("dropout", DROPOUT, p=c.dropout, key=dropout_key(SEED, STEP, "embed"), first_sample=FIRST_SAMPLE),
+        norms[c.norm],
+        layer("head", LINEAR, w=(V, C), b=None),
+        dtype="float64",
+    )
+    for name, w in chain.params.items():
+        w.copy_(model.params["embed.w" if name == "head.w" and c.tie_embeddings else name])
+    options = {"label_smoothing": c.label_smoothing, "z_loss": c.z_loss, "softcap": c.logit_softcap}
+    _, saved = CROSS_ENTROPY.forward(chain.forward(data.tokens), data.targets, **options)
+    chain.backward(CROSS_ENTROPY.backward(1.0, saved, **options))
+    truth = dict(chain.grads)
+    if c.tie_embeddings:
+        truth["embed.w"] = truth["embed.w"] + truth.pop("head.w")
+    yield nearly_equal_gradients(f"model[{case.name}]", "silent blocks", gradients(model, data), truth, set())
+
+
+def op_identities() -> Iterator[Finding]:
+    """A norm does not feel its input's scale, nor LayerNorm a shift, so dx has no part along them; a rotation keeps lengths,
+    and so does its transpose."""
+    generator = torch.Generator().manual_seed(0)
+    x, dy, w, b = (torch.randn(n, 6, generator=generator, dtype=torch.float64).squeeze(0) for n in (5, 5, 1, 1))
+    rms_dx = RMS_NORM.backward(dy, RMS_NORM.forward(x, w, eps=EPS)[1], w, None)
+    layer_dx = LAYER_NORM.backward(dy, LAYER_NORM.forward(x, w, b, eps=EPS)[1], w, b, None, None)
+    for what, value in (
+        ("RMSNorm <x, dx> = 0", (x * rms_dx).sum(-1) / rms_dx.norm(dim=-1)),
+        ("LayerNorm sum dx = 0", layer_dx.sum(-1) / layer_dx.norm(dim=-1)),
+        ("LayerNorm <x, dx> = 0", (x * layer_dx).sum(-1) / layer_dx.norm(dim=-1)),
+    ):
+        yield Finding("L6", "norm", what, "dx", float(value.abs().max()), BOUND)
+    rotated, _ = ROPE.forward(x, theta=1e2, offset=3)
+    yield nearly_equal("rope", "lengths kept", "y", rotated.norm(dim=-1), x.norm(dim=-1))
+    yield nearly_equal("rope", "transpose is inverse", "dx", ROPE.backward(rotated, None, theta=1e2, offset=3), x)

@@ -182,10 +182,8 @@ LISTED = (
         "38b",
         "tied weight: the embedding's contribution only",
         TRANSFORMER,
-        "p, g = self._p, self._g\n        if dlogits is None:",
-        "p, g = self._p, self._g\n"
-        "        g = g._replace(head=None) if self.config.tie_embeddings else g\n"
-        "        if dlogits is None:",
+        "p, g = self._p, self._g\n",
+        "p, g = self._p, self._g\n        g = g._replace(head=None) if self.config.tie_embeddings else g\n",
     ),
     Mutant("39", "learned positions not summed over the batch", POSITIONS, "dy.sum(0, dtype=accumulation_dtype(dy))", "dy[0]"),
     Mutant(

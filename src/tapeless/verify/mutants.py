@@ -14,7 +14,8 @@ from importlib.util import spec_from_file_location
 from types import CodeType, ModuleType
 from typing import Any, NamedTuple
 
-from tapeless.verify.levels import LEVELS
+from tapeless.errors import TapelessError
+from tapeless.verify.levels import LEVELS, first_failure
 from tapeless.verify.mutant_table import MUTANTS, PACKAGE, Mutant
 
 TWO_LEVELS = 0.95  # the share of mutants that at least two levels must kill
@@ -89,7 +90,12 @@ def _evidence(copy: Any, level: str) -> str:
 def run_mutants(
     which: Iterable[str] | None = None, progress: Callable[[MutantResult], None] | None = None
 ) -> list[MutantResult]:
-    """Every mutant, or those of the given numbers, against all levels. `progress` is told each result as it comes."""
+    """Every mutant, or those of the given numbers, against all levels. `progress` is told each result as it comes.
+
+    A level that already fails on the healthy source would kill everything and prove nothing, so that is an error."""
+    for level in LEVELS:
+        if (failure := first_failure(level)) is not None:
+            raise TapelessError(f"the levels must pass before mutants can fail them: {failure}")
     wanted = None if which is None else set(which)
     results = []
     for mutant in MUTANTS:

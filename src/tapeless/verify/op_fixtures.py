@@ -51,6 +51,11 @@ def linear(generator: Generator, T: int) -> Inputs:
     return {"x": normal(generator, B, T, C), "w": normal(generator, F, C)}
 
 
+def linear_square(generator: Generator, T: int) -> Inputs:
+    """The one shape in which a transposed weight or gradient fits."""
+    return {"x": normal(generator, B, T, C), "w": normal(generator, C, C)}
+
+
 def linear_bias(generator: Generator, T: int) -> Inputs:
     return {**linear(generator, T), "b": normal(generator, F)}
 

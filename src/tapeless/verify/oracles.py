@@ -103,7 +103,7 @@ def central_difference(f: Function, point: Point, direction: Point, h: float = C
         estimates.append((ahead - behind) / (2 * step))
         size = max(size, abs(ahead), abs(behind))
     d1, d2, d4 = estimates
-    rounding = CLEAR * torch.finfo(torch.float64).eps * size / h
+    rounding = CLEAR * torch.finfo(torch.float64).eps * max(size, abs(d4)) / (h / 4)  # f may be near 0 by cancellation
     ratio = None if abs(d2 - d4) <= rounding else (d1 - d2) / (d2 - d4)
     once, again = d2 + (d2 - d1) / 3, d4 + (d4 - d2) / 3
     return CentralDifference(again + (again - once) / 15, ratio)
@@ -118,7 +118,7 @@ def taylor_slope(f: Function, point: Point, direction: Point, derivative: float)
     for h in TAYLOR_H:
         value = float(f(moved(point, direction, h)))
         remainder = abs(value - start - h * derivative)
-        if remainder > CLEAR * torch.finfo(torch.float64).eps * max(abs(value), abs(start)):
+        if remainder > CLEAR * torch.finfo(torch.float64).eps * max(abs(value), abs(start), abs(derivative)):
             curve.append((math.log(h), math.log(remainder)))
     curve = curve[-TAYLOR_POINTS:]
     if len(curve) < 2:

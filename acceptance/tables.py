@@ -1,0 +1,106 @@
+"""Write the tables in README.md and docs/ from what the acceptance scripts measured (results/*.json).
+
+python acceptance/tables.py           fill every marked region
+python acceptance/tables.py --check   exit 1 if a region does not say what the results say"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from tapeless.verify.mutants import MutantResult, matrix
+
+HOME = Path(__file__).resolve().parent
+ROOT = HOME.parent
+
+
+def result(name: str) -> dict[str, Any]:
+    return json.loads((HOME / "results" / f"{name}.json").read_text())
+
+
+def measured_on(machine: dict[str, Any]) -> str:
+    return f"Measured on {machine['cores']} cores of an {machine['cpu']}, torch {machine['torch']}."
+
+
+def number() -> str:
+    data = result("gradcheck_presets")
+    rows = data["table"]
+    worst = max(rows, key=lambda row: row["worst"])
+    tensors = sum(row["tensors"] for row in rows)
+    return (
+        f"**{worst['worst']:.0e}** is the largest relative error of any of the {tensors:,} parameter gradients of the "
+        f"{len(rows)} presets,\nby complex step and by an autograd twin in float64 (`{worst['preset']}`; "
+        f"`tapeless gradcheck --preset {worst['preset']}`).\n"
+    )
+
+
+def presets() -> str:
+    data = result("gradcheck_presets")
+    lines = [
+        "| preset | parameters | tensors | checks | largest error of a gradient | one step downhill | seconds |",
+        "|---|--:|--:|--:|--:|---|--:|",
+    ]
+    for row in data["table"]:
+        step = f"{row['before']:.3f} -> {row['after']:.3f}"
+        lines.append(
+            f"| `{row['preset']}` | {row['parameters']:,} | {row['tensors']} | {row['checks']} | {row['worst']:.1e} "
+            f"| {step} | {row['seconds']} |"
+        )
+    return "\n".join([*lines, "", measured_on(data["machine"])]) + "\n"
+
+
+def memory() -> str:
+    data = result("saved_bytes")
+    lines = ["| model | tokens | dtype | none | cheap | full |", "|---|---|---|--:|--:|--:|"]
+    cells: dict[tuple[str, str, str], dict[str, str]] = {}
+    for row in data["table"]:
+        key = (row["model"], row["tokens"], row["dtype"])
+        gap = abs(row["measured"] / row["predicted"] - 1)
+        cells.setdefault(key, {})[row["policy"]] = f"{row['measured'] / 2**20:.1f} MiB ({100 * gap:.2f} %)"
+    for (model, tokens, dtype), policy in cells.items():
+        lines.append(f"| `{model}` | {tokens} | {dtype} | {policy['none']} | {policy['cheap']} | {policy['full']} |")
+    fused = result("linear_cross_entropy")
+    share = fused["peak_bytes"]["fused"] / fused["logits_bytes"]
+    closing = (
+        f"The fused output product and loss peaks at {fused['peak_bytes']['fused'] / 2**20:.1f} MiB above its inputs at V = 32000, "
+        f"N = 2048,\nfloat32: {share:.3f} of the logits' {fused['logits_bytes'] / 2**20:.0f} MiB. "
+        f"The two ops apart peak at {fused['peak_bytes']['apart'] / 2**20:.0f} MiB."
+    )
+    return "\n".join([*lines, "", closing]) + "\n"
+
+
+def mutants() -> str:
+    return matrix([MutantResult(**record) for record in result("mutants")["mutants"]])
+
+
+REGIONS = {
+    ("README.md", "number"): number,
+    ("docs/verification.md", "presets"): presets,
+    ("docs/verification.md", "memory"): memory,
+    ("docs/verification.md", "mutants"): mutants,
+}
+
+
+def filled(text: str, region: str, content: str) -> str:
+    begin, end = f"<!-- begin: {region} -->\n", f"<!-- end: {region} -->"
+    before, rest = text.split(begin)
+    return before + begin + content + end + rest.split(end, 1)[1]
+
+
+def main(check: bool) -> int:
+    stale = []
+    for (file, region), render in REGIONS.items():
+        path = ROOT / file
+        text = path.read_text()
+        new = filled(text, region, render())
+        if new != text:
+            stale.append(f"{file}: {region}")
+            if not check:
+                path.write_text(new)
+    if stale:
+        print(("stale: " if check else "written: ") + ", ".join(stale))
+    return 1 if check and stale else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main("--check" in sys.argv[1:]))

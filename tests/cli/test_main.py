@@ -1,0 +1,77 @@
+"""The command line as such: help, versions, and every mistake turned into one line and exit status 2."""
+
+import subprocess
+import sys
+
+import pytest
+
+from tapeless.cli.main import main
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["gradchek"], "gradchek"),
+        (["gradcheck", "--presett", "tiny"], "unknown flag --presett; did you mean '--preset'?"),
+        (["gradcheck", "--hidden-dimm", "64"], "did you mean '--hidden-dim'?"),
+        (["gradcheck", "--preset", "tinny"], "unknown preset 'tinny'; did you mean 'tiny'?"),
+        (["gradcheck", "--preset", "tiny", "--config", "x.toml"], "not allowed with"),
+        (["gradcheck", "--hidden-dim", "many"], "invalid int value: 'many'"),
+        (["gradcheck", "--hidden-dim", "0"], "hidden_dim must be at least 1, got 0"),
+        (["gradcheck", "--num-heads", "3"], "hidden_dim 128 is not divisible by num_heads 3"),
+        (["gradcheck", "--num-kv-heads", "3"], "num_heads 4 is not divisible by num_kv_heads 3"),
+        (["gradcheck", "--head-dim", "7"], "head_dim is 7; make it even"),
+        (["gradcheck", "--norm-bias"], "norm_bias needs norm = 'layer'"),
+        (["gradcheck", "--ffn", "swish"], "invalid choice: 'swish'"),
+        (["gradcheck", "--preset", "simplelm", "--num-layers", "2"], "simplelm is a SimpleLM"),
+        (["gradcheck", "--config", "no/such/file.toml"], "no such file"),
+        (["gradcheck", "--op", "atention"], "did you mean 'attention'?"),
+        (["gradcheck", "--mutant", "99"], "unknown mutant '99'"),
+        (["gradcheck", "--op", "rope", "--mutants"], "not allowed with"),
+    ],
+)
+def test_a_mistake_is_one_line_and_status_2(capsys, words, says):
+    assert main(words) == 2
+    out, err = capsys.readouterr()
+    assert says in err
+    assert err.startswith("error[")
+    assert err.count("\n") == 1
+    assert out == ""
+
+
+@pytest.mark.parametrize("words", [["--help"], ["gradcheck", "--help"], ["--version"]])
+def test_help_and_version_end_well(capsys, words):
+    with pytest.raises(SystemExit) as end:
+        main(words)
+    assert end.value.code == 0
+    assert "tapeless" in capsys.readouterr().out
+
+
+def test_help_lists_every_field_of_the_model(capsys):
+    from dataclasses import fields
+
+    from tapeless.config import ModelConfig
+
+    with pytest.raises(SystemExit):
+        main(["gradcheck", "--help"])
+    out = capsys.readouterr().out
+    for field in fields(ModelConfig):
+        assert f"--{field.name.replace('_', '-')}" in out
+
+
+def test_python_dash_m_is_the_same_command():
+    done = subprocess.run([sys.executable, "-m", "tapeless", "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("tapeless ")
+
+
+def test_an_unforeseen_failure_is_one_line_too_and_debug_shows_the_traceback(capsys, monkeypatch):
+    from tapeless.cli import gradcheck
+
+    def explode(args):
+        raise KeyError("boom")
+
+    monkeypatch.setattr(gradcheck, "run", explode)
+    assert main(["gradcheck"]) == 1
+    assert "error[INTERNAL]: KeyError: 'boom'" in capsys.readouterr().err
+    with pytest.raises(KeyError):
+        main(["--debug", "gradcheck"])

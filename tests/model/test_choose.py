@@ -1,0 +1,91 @@
+"""Which ops a model uses: chosen once, by name or automatically, and never replaced in silence."""
+
+import logging
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tapeless.errors import ConfigError, MissingError
+from tapeless.kernels.choose import choose, register_ops, unregister_ops
+from tapeless.model.transformer import Transformer
+from tapeless.ops.op import Op
+from tapeless.ops.reference import REFERENCE
+from tapeless.verify.fixtures import TRANSFORMER_CASES, batch
+
+CPU = torch.device("cpu")
+CONFIG = TRANSFORMER_CASES[0].config
+
+
+class Counted:
+    """An op that counts its calls and is otherwise the one it wraps."""
+
+    def __init__(self, op: Op):
+        self.op, self.forwards, self.backwards = op, 0, 0
+
+    def forward(self, *args, **kwargs):
+        self.forwards += 1
+        return self.op.forward(*args, **kwargs)
+
+    def backward(self, *args, **kwargs):
+        self.backwards += 1
+        return self.op.backward(*args, **kwargs)
+
+
+@pytest.fixture
+def attention() -> Iterator[Counted]:
+    counted = Counted(REFERENCE.attention)
+    register_ops(
+        "mine",
+        replace(REFERENCE, name="mine", attention=Op(counted.forward, counted.backward)),
+        devices=["cpu"],
+        dtypes=["float32", "float64"],
+    )
+    yield counted
+    unregister_ops("mine")
+
+
+def test_a_set_of_ones_own_is_used(attention: Counted):
+    model = Transformer(CONFIG, ops="mine")
+    assert (model.ops.name, model.ops_reason) == ("mine", "asked for by name")
+    model.forward(*batch())
+    model.backward()
+    assert (attention.forwards, attention.backwards) == (CONFIG.num_layers, CONFIG.num_layers)
+    reference = Transformer(CONFIG, ops="reference")
+    reference.forward(*batch())
+    reference.backward()
+    assert torch.equal(model.store.flat_grads, reference.store.flat_grads)
+
+
+def test_a_set_that_cannot_run_there_is_an_error(attention: Counted):
+    with pytest.raises(MissingError, match="ops 'mine' cannot run with dtype bfloat16; it has float32, float64"):
+        Transformer(CONFIG, ops="mine", dtype="bfloat16")
+    with pytest.raises(MissingError, match="ops 'mine' cannot run with device cuda; it has cpu"):
+        choose("mine", torch.device("cuda"), "float32")
+
+
+def test_unknown_names_have_a_hint(attention: Counted):
+    with pytest.raises(ConfigError, match="unknown set of ops 'mime'; did you mean 'mine'"):
+        choose("mime", CPU, "float32")
+    with pytest.raises(ConfigError, match="unknown set of ops 'xyz'; expected one of auto, reference"):
+        choose("xyz", CPU, "float32")
+
+
+@pytest.mark.parametrize("name", ["auto", "reference", "mine"])
+def test_a_taken_name_is_refused(attention: Counted, name: str):
+    with pytest.raises(ConfigError, match=f"a set of ops named '{name}' is already there"):
+        register_ops(name, REFERENCE)
+
+
+@pytest.mark.parametrize("name", ["auto", "reference", "gone"])
+def test_only_what_was_registered_can_go(name: str):
+    with pytest.raises(ConfigError, match=f"no registered set of ops is named '{name}'"):
+        unregister_ops(name)
+
+
+def test_auto_says_what_it_chose(caplog: pytest.LogCaptureFixture):
+    with caplog.at_level(logging.INFO, "tapeless"):
+        ops, reason = choose("auto", CPU, "float32")
+    assert ops is REFERENCE
+    assert caplog.messages == [f"ops: reference ({reason})"]

@@ -7,7 +7,8 @@ from torch import Tensor
 from tapeless.config import ModelConfig, SimpleLMConfig
 from tapeless.errors import ConfigError, InputError, NonFiniteError
 from tapeless.generate.engine import generate, window_start
-from tapeless.generate.sampler import Sampling, sample
+from tapeless.config import Sampling
+from tapeless.generate.sampler import sample
 from tapeless.model.build import AnyModel
 from tapeless.model.simple_lm import SimpleLM
 from tapeless.model.transformer import Transformer

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from tapeless.errors import ConfigError, NonFiniteError
-from tapeless.generate.sampler import Sampling, probabilities, sample, uniform
+from tapeless.config import Sampling
+from tapeless.generate.sampler import probabilities, sample, uniform
 
 NO_HISTORY = torch.empty(1, 0, dtype=torch.int64)
 V = 23

@@ -60,8 +60,9 @@ def test_a_path_that_is_not_text_is_an_error_and_no_broken_file(tmp_path: Path):
         ("[model]\n[simplelm]\n[train]\n[data]", "expected"),
         ("[model]\n[train]\n[data]\n[more]", "'more'"),
         ("[model]\nhiden_dim = 3\n[train]\n[data]", "did you mean 'hidden_dim'"),
-        ("[model]\n[train]\nlrr = 3\n[data]", r"\[train\].*lrr"),
-        ("[model]\n[train]\nlr = -3.0\n[data]", r"\[train\]: lr must be"),
+        ("[model]\n[train]\nlrr = 3\n[data]", r"train\.lrr; did you mean 'lr'"),
+        ("[model]\n[train]\nlr = -3.0\n[data]", "lr must be a number above 0, got -3.0"),
+        ("train = 3\n[model]\n[data]", r"expected \[model\] or \[simplelm\], \[train\]"),
         ("[model", "cannot be read"),
     ],
 )

@@ -11,7 +11,7 @@ import argparse
 import json
 import sys
 
-from tapeless.cli.model_options import add_model_arguments, chosen_model
+from tapeless.cli.options import add_model_arguments, chosen
 
 HELP = "prove the gradients of a model by independent oracles"
 FAILED = 3
@@ -26,6 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, default=0, help="seed of weights, batches and directions (default 0)")
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")
     add_model_arguments(parser)
+    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -47,7 +48,7 @@ def table(rows: list[tuple[str, ...]]) -> str:
 def check_model(args: argparse.Namespace) -> int:
     from tapeless.verify.gradcheck import gradcheck
 
-    name, config = chosen_model(args)
+    name, config, _ = chosen(args)
     report = gradcheck(name, config, seed=args.seed, progress=say)
     if args.json:
         print(json.dumps(report.as_json()))

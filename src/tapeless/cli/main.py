@@ -9,11 +9,11 @@ import sys
 from typing import NoReturn
 
 import tapeless
-from tapeless.cli import gradcheck
+from tapeless.cli import evaluate, generate, gradcheck, train
 from tapeless.config import nearest
 from tapeless.errors import TapelessError, UsageError
 
-COMMANDS = {"gradcheck": gradcheck}
+COMMANDS = {"train": train, "generate": generate, "eval": evaluate, "gradcheck": gradcheck}
 
 
 class Parser(argparse.ArgumentParser):
@@ -47,8 +47,8 @@ def build_parser() -> Parser:
     for name, module in COMMANDS.items():
         command = commands.add_parser(name, help=module.HELP, description=module.__doc__)
         command.formatter_class = argparse.RawDescriptionHelpFormatter
+        command.set_defaults(parser=command)
         module.add_arguments(command)
-        command.set_defaults(run=module.run, parser=command)
     return parser
 
 

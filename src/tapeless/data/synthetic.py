@@ -88,8 +88,10 @@ class MarkovSource(Source):
     """Order 2 over 64 symbols: the next one depends on a class (of 4) of the symbol before last and one (of 4) of the last.
 
     4096 independent rows would have to be memorised one by one: most of a small run. With classes a model has to find two
-    groupings of 64 symbols and 16 rows of 16 successors, which about a million tokens show it well, while the two symbols
-    still have to be read together: the rows of one class of the symbol before last have disjoint successors, all 64 together.
+    groupings of 64 symbols and 16 rows of 16 successors, while the two symbols still have to be read together: the rows of
+    one class of the symbol before last have disjoint successors, all 64 together. Measured once, default
+    preset, batches of 16 x 128, above the source's loss on 256 windows: 1.1 % at step 600 and 0.5 % at step 800, the last; with
+    8 x 8 classes and 8 successors 2.5 % at step 600 of the same schedule.
     Probabilities are multiples of 1/256: a byte draws."""
 
     name, num_symbols = "markov", MARKOV_TOKENS

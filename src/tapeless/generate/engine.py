@@ -14,7 +14,8 @@ from torch import Tensor
 
 from tapeless.config import require
 from tapeless.errors import InputError
-from tapeless.generate.sampler import Sampling, sample
+from tapeless.config import Sampling
+from tapeless.generate.sampler import sample
 
 
 class LanguageModel(Protocol):

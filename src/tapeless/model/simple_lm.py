@@ -59,7 +59,10 @@ class SimpleLM:
         targets: Tensor,  # (B, T) int64; -100 is ignored
         *,
         num_targets: int | None = None,
+        step: int | None = None,
+        first_sample: int = 0,
     ) -> Tensor:  # loss ()
+        """The loss, and what backward needs. step and first_sample are what every model is told; nothing here is random."""
         logits = self.logits(tokens, keep=True)
         check_targets(targets, tokens, self.config.vocab_size)
         loss, saved = CROSS_ENTROPY.forward(logits, targets, num_targets=num_targets)

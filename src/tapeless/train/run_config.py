@@ -74,7 +74,8 @@ def read_run_config(path: Path) -> RunConfig:
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"{path}: cannot be read: {error}") from None
     kinds = [kind for kind in KINDS if kind in tables]
-    if len(kinds) != 1 or set(tables) != {*kinds, "train", "data"}:
+    whole = len(kinds) == 1 and set(tables) == {*kinds, "train", "data"}
+    if not whole or not all(isinstance(table, dict) for table in tables.values()):
         raise ConfigError(f"{path}: expected [model] or [simplelm], [train] and [data], got {', '.join(map(repr, tables))}")
     model, train = checked(kinds[0], tables[kinds[0]], str(path)), checked("train", tables["train"], str(path))
     return RunConfig(model, train, tables["data"])

@@ -22,7 +22,7 @@ from tapeless.data.loader import Loader, validation_windows
 from tapeless.data.prepare import Dataset
 from tapeless.errors import ConfigError
 from tapeless.generate.engine import generate
-from tapeless.generate.sampler import Sampling
+from tapeless.config import Sampling
 from tapeless.model.build import AnyModel
 from tapeless.optim import make_optimizer
 from tapeless.optim.schedule import learning_rate
@@ -59,12 +59,14 @@ class Trainer:
         *,
         run: RunDir | None = None,
         on_event: Listener = lambda event: None,
+        before_save: Callable[[], None] = lambda: None,
         stopped: Callable[[], bool] = lambda: False,
     ):
         """run: where checkpoints and samples go; without one nothing is written. on_event: told every event of
-        metrics.jsonl. stopped: asked at every step and inside evaluation; True saves and ends the run."""
+        metrics.jsonl. before_save: called before each checkpoint, which must not outlive what was told until then.
+        stopped: asked at every step and inside evaluation; True saves and ends the run."""
         self.model, self.config, self.data, self.run_dir = model, config, data, run
-        self.on_event, self.stopped = on_event, stopped
+        self.on_event, self.before_save, self.stopped = on_event, before_save, stopped
         self.seq_len = config.seq_len or getattr(model.config, "max_seq_len", 32)
         self.loader = Loader(data.train, self.seq_len, config.batch_size * config.grad_accum, config.seed)
         self.total_steps = self._total_steps()
@@ -203,6 +205,7 @@ class Trainer:
         if self.run_dir is None:
             return None
         if self._saved is None or self._saved[0] != self.steps:
+            self.before_save()
             path = save_checkpoint(self.run_dir.checkpoints, self.model.params, self.optimizer.named_state(), self._state())
             self._saved = (self.steps, path)
             self.on_event({"event": "checkpoint", "step": self.steps, "path": path.name, "time": time.time()})

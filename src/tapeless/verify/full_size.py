@@ -53,14 +53,24 @@ def full_size_findings(config: AnyModelConfig, seed: int = 0) -> Iterator[Findin
     model = build_model(config, seed=seed, dtype="float64")
     move_off_init(model, seed)
     before = loss_with_gradients(model, tokens, targets)
-    lifted = build_model(config, seed=seed, dtype="complex128")
+    yield from along_directions(model, tokens, targets, "full size", seed)
+    yield _downhill(model, float(before), tokens, targets)
+
+
+def along_directions(
+    model: AnyModel,  # in float64, with the gradients of this batch
+    tokens: Tensor,  # (B, T) int64
+    targets: Tensor,  # (B, T) int64
+    check: str,
+    seed: int = 0,
+) -> Iterator[Finding]:
+    """Its gradients along three directions through all parameters, against the complex step."""
+    lifted = build_model(model.config, seed=model.seed, dtype="complex128")
     lifted.store.flat.copy_(model.store.flat)
     for kind, direction in directions(model.grads, torch.Generator().manual_seed(seed)):
         derivative = _complex_step(lifted, direction, tokens, targets)
         error = directional_error(model.grads, direction, derivative)
-        yield Finding("L2", "full size", "complex step", f"along {kind}", error, DIRECTION)
-    del lifted
-    yield _downhill(model, float(before), tokens, targets)
+        yield Finding("L2", check, "complex step", f"along {kind}", error, DIRECTION)
 
 
 def _complex_step(lifted: AnyModel, direction: dict[str, Tensor], tokens: Tensor, targets: Tensor) -> float:

@@ -1,0 +1,46 @@
+"""Evaluate the model of a run on all of its validation text.
+
+    tapeless eval runs/default --checkpoint best"""
+
+import argparse
+import json
+from pathlib import Path
+
+from tapeless.cli.generate import warn
+
+HELP = "evaluate a trained model on its validation text"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run_dir", metavar="RUN", type=Path, help="the run's directory")
+    parser.add_argument("--checkpoint", default="latest", metavar="WHICH", help="latest, best, or a step (default latest)")
+    parser.add_argument("--json", action="store_true", help="print the numbers as JSON")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    from tapeless.data.baselines import baselines
+    from tapeless.data.loader import validation_windows
+    from tapeless.train.evaluate import accuracy, evaluate
+    from tapeless.train.runs import load
+
+    model, data, config, checkpoint = load(args.run_dir, which=args.checkpoint, on_warning=warn)
+    tokens, targets = validation_windows(data.val, config.train.seq_len or 1)
+    found = evaluate(model, tokens, targets, data.bytes_per_token)
+    assert found is not None
+    facts = {
+        "step": checkpoint.state["step"],
+        "tokens": len(data.val) - 1,
+        **found._asdict(),
+        "accuracy": accuracy(model, tokens, targets),
+        **{name: float(x) for name, x in baselines(data.train, data.val, data.tokenizer.vocab_size)._asdict().items()},
+        "floor": data.floor,
+        "source_loss": data.source_loss(tokens, targets),
+    }
+    if args.json:
+        print(json.dumps(facts))
+    else:
+        for name, value in facts.items():
+            if value is not None:
+                print(f"{name.replace('_', ' '):<16} {value:,}" if isinstance(value, int) else f"{name.replace('_', ' '):<16} {value:.4f}")
+    return 0

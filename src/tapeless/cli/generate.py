@@ -1,0 +1,60 @@
+"""Continue a text with the model of a run.
+
+    tapeless generate runs/default --prompt "def main(" --max-tokens 200 --temperature 0.7 --top-k 40
+
+The same seed gives the same text, whichever samples are drawn beside it."""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from tapeless.cli.options import add_fields, given
+from tapeless.config import Sampling
+
+HELP = "continue a text with a trained model"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run_dir", metavar="RUN", type=Path, help="the run's directory")
+    parser.add_argument("--checkpoint", default="latest", metavar="WHICH", help="latest, best, or a step (default latest)")
+    parser.add_argument("--prompt", default="", metavar="TEXT", help="what to continue; by default the validation text's first token")
+    parser.add_argument("--max-tokens", type=int, default=200, metavar="N", help="tokens to add (default 200)")
+    parser.add_argument("--num-samples", type=int, default=1, metavar="N", help="how many texts (default 1)")
+    parser.add_argument("--json", action="store_true", help="print the samples as JSON")
+    add_fields(parser.add_argument_group("sampling"), "sampling", Sampling)
+    parser.set_defaults(run=run)
+
+
+def warn(text: str) -> None:
+    print(f"warning: {text}", file=sys.stderr)
+
+
+def run(args: argparse.Namespace) -> int:
+    from tapeless.generate.engine import generate
+    from tapeless.train.runs import load
+
+    model, data, *_ = load(args.run_dir, which=args.checkpoint, on_warning=warn)
+    tokenizer = data.tokenizer
+    prompt = [int(i) for i in (tokenizer.encode(args.prompt) if args.prompt else data.val[:1])]
+    stream = None if args.json or args.num_samples > 1 else tokenizer.stream()
+    if stream is not None:
+        print("".join(map(stream.push, prompt)), end="", flush=True)
+    samples = generate(
+        model,
+        prompt,
+        max_tokens=args.max_tokens,
+        num_samples=args.num_samples,
+        sampling=Sampling(**given(args, "sampling")),
+        vocab_size=tokenizer.vocab_size,
+        on_token=None if stream is None else lambda _, token: print(stream.push(token), end="", flush=True),
+        on_warning=warn,
+    )
+    texts = [tokenizer.decode([*prompt, *ids]) for ids in samples]
+    if args.json:
+        print(json.dumps({"prompt": args.prompt, "samples": texts}))
+    elif stream is not None:
+        print(stream.finish())
+    else:
+        print("\n\n".join(f"--- sample {i + 1}\n{text}" for i, text in enumerate(texts)))
+    return 0

@@ -1,0 +1,132 @@
+"""Train a model, go on with a run, or look at one.
+
+    tapeless train new                                   the default model on this Python's own sources
+    tapeless train new --preset tiny --dataset-path my.txt --max-steps 2000
+    tapeless train resume runs/default                   exactly as if it had never stopped
+    tapeless train info runs/default
+
+Exit status: 0 done, 2 a mistake in the question, 3 the gradient check failed, 4 diverged, 75 stopped early and resumable."""
+
+import argparse
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tapeless.cli.options import add_model_arguments, add_train_arguments, chosen, setting
+
+if TYPE_CHECKING:
+    from tapeless.data.prepare import Dataset
+    from tapeless.train.display import Display
+    from tapeless.train.run_config import RunConfig
+    from tapeless.train.run_dir import RunDir
+    from tapeless.train.trainer import Trainer
+
+HELP = "train a model, resume a run, look at one"
+STATUS = {"done": 0, "early": 0, "stopped": 75}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    new = actions.add_parser("new", help="begin a run", description="Begin a run. Without flags: the default model.")
+    add_model_arguments(new)
+    add_train_arguments(new)
+    new.add_argument("--json", action="store_true", help="print every event as a line of JSON")
+    resume = actions.add_parser("resume", help="go on with a run", description="Go on where the newest checkpoint was written.")
+    resume.add_argument("run_dir", metavar="RUN", type=Path, help="the run's directory")
+    resume.add_argument(
+        "--override", metavar="KEY=VALUE", action="append", default=[], help="change a field of [train]; recorded in the run"
+    )
+    resume.add_argument("--no-fallback", action="store_true", help="refuse a damaged checkpoint instead of taking the one before")
+    resume.add_argument("--json", action="store_true", help="print every event as a line of JSON")
+    info = actions.add_parser("info", help="what a run is and how far it came", description="What a run is and how far it came.")
+    info.add_argument("run_dir", metavar="RUN", type=Path, help="the run's directory")
+    info.add_argument("--json", action="store_true", help="print it as JSON")
+    for action, run in ((new, run_new), (resume, run_resume), (info, run_info)):
+        action.set_defaults(run=run, parser=action)
+
+
+def run_new(args: argparse.Namespace) -> int:
+    from tapeless.train.display import Display
+    from tapeless.train.runs import begin, fresh_name
+
+    name, model_config, train_config = chosen(args)
+    display = Display(json_lines=args.json, log_every=train_config.log_every)
+    out_dir = Path(train_config.out_dir) if train_config.out_dir else fresh_name(name)
+    run, config, data = begin(model_config, train_config, out_dir, sys.argv)
+    return train(run, config, data, display, verify=train_config.verify)
+
+
+def run_resume(args: argparse.Namespace) -> int:
+    from tapeless.data.prepare import open_prepared
+    from tapeless.train.display import Display
+    from tapeless.train.run_dir import RunDir
+    from tapeless.train.runs import resumed_configuration
+
+    run = RunDir.open(args.run_dir)
+    overrides = dict(setting(f"train.{text}")[1:] for text in args.override)
+    config, changes = resumed_configuration(run, overrides)
+    display = Display(json_lines=args.json, log_every=config.train.log_every)
+    told = {f"{change.name}": [change.old, change.new] for change in changes}
+    return train(run, config, open_prepared(run.path), display, resume=True, fallback=not args.no_fallback, changes=told)
+
+
+def train(
+    run: "RunDir",
+    config: "RunConfig",
+    data: "Dataset",
+    display: "Display",
+    *,
+    verify: bool = False,
+    resume: bool = False,
+    fallback: bool = True,
+    changes: dict[str, Any] | None = None,
+) -> int:
+    from tapeless.train.checkpoint import load_checkpoint
+    from tapeless.train.run_config import write_run_config
+    from tapeless.train.runs import Recorder, make_model
+    from tapeless.train.signals import StopSignals
+    from tapeless.train.trainer import REDONE, Trainer
+
+    with StopSignals() as stop, Recorder(run, display.event) as record:
+        model = make_model(config.model, config.train)
+        trainer = Trainer(
+            model, config.train, data, run=run, on_event=record, before_save=record.log.sync, stopped=stop.requested
+        )
+        if resume:
+            checkpoint = load_checkpoint(run.checkpoints, on_warning=display.warn, fallback=fallback)
+            trainer.resume(checkpoint)
+            record.log.truncate_to(trainer.steps, redone=REDONE)
+            if changes:
+                write_run_config(run.config, config)
+        display.introduce(run, trainer, resumed=resume)
+        if verify and not check_first_batch(trainer, display):
+            return 3
+        kind = "resume" if resume else "start"
+        record({"event": kind, "step": trainer.steps, "parameters": model.num_params, "changes": changes or {}, "time": time.time()})
+        with display:
+            ending = trainer.run()
+        record({"event": "end", "step": trainer.steps, "reason": ending, "time": time.time()})
+        display.close(run, trainer, ending)
+    return STATUS[ending]
+
+
+def check_first_batch(trainer: "Trainer", display: "Display") -> bool:
+    from tapeless.verify.first_batch import first_batch_findings
+
+    findings = list(first_batch_findings(trainer.model, *trainer.next_batch()))
+    display.verified(findings)
+    return all(finding.ok for finding in findings)
+
+
+def run_info(args: argparse.Namespace) -> int:
+    from tapeless.train.info import describe, run_facts
+
+    facts = run_facts(args.run_dir)
+    if args.json:
+        import json
+
+        print(json.dumps(facts))
+    else:
+        print(describe(facts))
+    return 0

@@ -1,0 +1,115 @@
+"""Runs as a whole: begin one, go on with one, load what one has made.
+
+    tapeless train new      begin()       tapeless train resume    resumed_configuration()
+    tapeless generate, eval load()
+Judged by: tests/train/test_runs.py."""
+
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tapeless.config import AnyModelConfig, SimpleLMConfig, TrainConfig, checked
+from tapeless.data.prepare import Dataset, open_prepared, prepare
+from tapeless.errors import CheckpointError, TapelessError
+from tapeless.model.build import AnyModel, build_model
+from tapeless.train.checkpoint import Checkpoint, checkpoints, load_checkpoint, read_checkpoint, restore
+from tapeless.train.metrics_log import MetricsLog
+from tapeless.train.rotation import remove_stale
+from tapeless.train.run_config import Change, RunConfig, check_resume, read_run_config, write_run_config
+from tapeless.train.run_dir import RunDir, RunLock, write_environment
+from tapeless.train.trainer import Listener
+
+Warn = Callable[[str], None]
+
+
+def fresh_name(name: str, parent: Path = Path("runs")) -> Path:
+    """A directory that is not there yet: runs/tiny, runs/tiny-2, …"""
+    stem = Path(name).stem
+    paths = [parent / stem, *(parent / f"{stem}-{n}" for n in range(2, 10_000))]
+    return next(path for path in paths if not path.exists())
+
+
+def make_model(config: AnyModelConfig, train: TrainConfig) -> AnyModel:
+    options: dict[str, Any] = {"seed": train.seed, "device": train.device, "dtype": train.dtype}
+    if not isinstance(config, SimpleLMConfig):
+        options |= {"ops": train.ops, "recompute": train.recompute}
+    return build_model(config, **options)
+
+
+def begin(
+    model_config: AnyModelConfig, train_config: TrainConfig, out_dir: Path, argv: Sequence[str]
+) -> tuple[RunDir, RunConfig, Dataset]:
+    """A new run's directory with everything a resume needs; it is removed again where the data or the model do not work."""
+    run = RunDir.create(out_dir)
+    try:
+        train_config = replace(train_config, seq_len=train_config.seq_len or getattr(model_config, "max_seq_len", 32))
+        data = prepare(train_config, model_config.vocab_size, run.path)
+        config = RunConfig(
+            model_config,
+            train_config,
+            {"tokenizer_hash": data.tokenizer.fingerprint, "dataset_fingerprint": data.fingerprint},
+        )
+        write_run_config(run.config, config)
+        write_environment(run.env, argv)
+    except TapelessError:
+        shutil.rmtree(run.path)
+        raise
+    return run, config, data
+
+
+def resumed_configuration(run: RunDir, overrides: Mapping[str, Any]) -> tuple[RunConfig, list[Change]]:
+    """The run's configuration with `overrides` of [train] in it, and what they change; what may not change is refused."""
+    before = read_run_config(run.config)
+    now = RunConfig(before.model, checked("train", {**set_fields(before.train), **overrides}, "--override"), before.data)
+    return now, check_resume(before, now, overrides.keys())
+
+
+def set_fields(train: TrainConfig) -> dict[str, Any]:
+    return {name: value for name, value in asdict(train).items() if value is not None}
+
+
+class Recorder:
+    """Writes every event into metrics.jsonl and passes it on, while it holds the run's lock."""
+
+    def __init__(self, run: RunDir, *listeners: Listener):
+        self.run, self.listeners = run, listeners
+        self.lock = RunLock(run.lock)
+        self.log = MetricsLog(run.metrics)
+        remove_stale(run.checkpoints)
+
+    def __call__(self, event: dict[str, Any]) -> None:
+        self.log.append(event)
+        for listener in self.listeners:
+            listener(event)
+
+    def __enter__(self) -> "Recorder":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.log.close()
+        self.lock.release()
+
+
+class Loaded(NamedTuple):
+    model: AnyModel
+    data: Dataset
+    config: RunConfig
+    checkpoint: Checkpoint
+
+
+def load(path: str | Path, *, which: str = "latest", on_warning: Warn) -> Loaded:
+    """The model of a run, its weights from `latest`, from `best`, or from the step that `which` names."""
+    run = RunDir.open(path)
+    config = read_run_config(run.config)
+    if which in ("latest", "best"):
+        checkpoint = load_checkpoint(run.checkpoints, which=which, on_warning=on_warning)
+    else:
+        steps = checkpoints(run.checkpoints)
+        if not which.isdigit() or int(which) not in steps:
+            raise CheckpointError(f"{run.path} has no checkpoint {which!r}; there are latest, best, {', '.join(map(str, steps))}")
+        checkpoint = read_checkpoint(steps[int(which)])
+    model = make_model(config.model, config.train)
+    restore(model.params, checkpoint.params, checkpoint.path)
+    return Loaded(model, open_prepared(run.path), config, checkpoint)

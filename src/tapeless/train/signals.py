@@ -1,0 +1,33 @@
+"""SIGTERM and SIGINT: the first asks for a save and an end, the second ends at once.
+
+A flag is all that a signal sets; the trainer asks for it where it can stop. Judged by: tests/train/test_signals.py."""
+
+import signal
+from types import FrameType
+from typing import Any
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+class StopSignals:
+    """`with StopSignals() as stop:` … `stop.requested()`."""
+
+    def __init__(self) -> None:
+        self.received: int | None = None
+        self._before: dict[int, Any] = {}
+
+    def requested(self) -> bool:
+        return self.received is not None
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        self.received = number
+        for each in SIGNALS:
+            signal.signal(each, signal.SIG_DFL)  # a second one does what it always did
+
+    def __enter__(self) -> "StopSignals":
+        self._before = {number: signal.signal(number, self._handle) for number in SIGNALS}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)

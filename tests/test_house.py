@@ -19,8 +19,9 @@ BELOW["data"] = BELOW["optim"] = BELOW["ops"]
 BELOW["kernels"] = BELOW["ops"] | {"ops"}
 BELOW["model"] = BELOW["kernels"] | {"kernels"}
 BELOW["dist"] = BELOW["model"] | {"model"}
-BELOW["train"] = BELOW["generate"] = BELOW["interop"] = BELOW["dist"] | {"dist", "data", "optim"}
-BELOW["verify"] = BELOW["train"] | {"train", "generate", "interop"}
+BELOW["generate"] = BELOW["interop"] = BELOW["dist"] | {"dist", "data", "optim"}
+BELOW["train"] = BELOW["generate"] | {"generate"}  # a trainer draws samples
+BELOW["verify"] = BELOW["train"] | {"train", "interop"}
 BELOW["cli"] = BELOW["verify"] | {"verify"}
 BELOW["__main__"] = {"cli"}
 

@@ -132,7 +132,9 @@ class TrainConfig:
     grad_clip: float = option(1.0, "largest global norm of the gradient; 0 lets every norm pass")
     seed: int = option(0, "seed of weights, data order, dropout and samples")
     device: str = option("cpu", "where to train, as torch names it: cpu, cuda, mps")
-    dtype: str = option("float32", "of the computation; bfloat16 keeps float32 master weights", ("float32", "bfloat16", "float64"))
+    dtype: str = option(
+        "float32", "of the computation; bfloat16 keeps float32 master weights", ("float32", "bfloat16", "float64")
+    )
     ops: str = option("auto", "which set of ops")
     recompute: str = option("none", "what backward computes again to save memory", ("none", "cheap", "full"))
     out_dir: str | None = option(None, "the run's directory; default runs/ and a fresh name")

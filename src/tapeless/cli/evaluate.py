@@ -1,6 +1,6 @@
 """Evaluate the model of a run on all of its validation text.
 
-    tapeless eval runs/default --checkpoint best"""
+tapeless eval runs/default --checkpoint best"""
 
 import argparse
 import json
@@ -42,5 +42,9 @@ def run(args: argparse.Namespace) -> int:
     else:
         for name, value in facts.items():
             if value is not None:
-                print(f"{name.replace('_', ' '):<16} {value:,}" if isinstance(value, int) else f"{name.replace('_', ' '):<16} {value:.4f}")
+                print(
+                    f"{name.replace('_', ' '):<16} {value:,}"
+                    if isinstance(value, int)
+                    else f"{name.replace('_', ' '):<16} {value:.4f}"
+                )
     return 0

@@ -18,7 +18,9 @@ HELP = "continue a text with a trained model"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run_dir", metavar="RUN", type=Path, help="the run's directory")
     parser.add_argument("--checkpoint", default="latest", metavar="WHICH", help="latest, best, or a step (default latest)")
-    parser.add_argument("--prompt", default="", metavar="TEXT", help="what to continue; by default the validation text's first token")
+    parser.add_argument(
+        "--prompt", default="", metavar="TEXT", help="what to continue; by default the validation text's first token"
+    )
     parser.add_argument("--max-tokens", type=int, default=200, metavar="N", help="tokens to add (default 200)")
     parser.add_argument("--num-samples", type=int, default=1, metavar="N", help="how many texts (default 1)")
     parser.add_argument("--json", action="store_true", help="print the samples as JSON")

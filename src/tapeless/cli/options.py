@@ -109,5 +109,3 @@ def setting(text: str) -> tuple[str, str, Any]:
     except tomllib.TOMLDecodeError:
         parsed = value.strip()
     return table, key, parsed
-
-

@@ -37,9 +37,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     resume.add_argument(
         "--override", metavar="KEY=VALUE", action="append", default=[], help="change a field of [train]; recorded in the run"
     )
-    resume.add_argument("--no-fallback", action="store_true", help="refuse a damaged checkpoint instead of taking the one before")
+    resume.add_argument(
+        "--no-fallback", action="store_true", help="refuse a damaged checkpoint instead of taking the one before"
+    )
     resume.add_argument("--json", action="store_true", help="print every event as a line of JSON")
-    info = actions.add_parser("info", help="what a run is and how far it came", description="What a run is and how far it came.")
+    info = actions.add_parser(
+        "info", help="what a run is and how far it came", description="What a run is and how far it came."
+    )
     info.add_argument("run_dir", metavar="RUN", type=Path, help="the run's directory")
     info.add_argument("--json", action="store_true", help="print it as JSON")
     for action, run in ((new, run_new), (resume, run_resume), (info, run_info)):
@@ -103,7 +107,15 @@ def train(
         if verify and not check_first_batch(trainer, display):
             return 3
         kind = "resume" if resume else "start"
-        record({"event": kind, "step": trainer.steps, "parameters": model.num_params, "changes": changes or {}, "time": time.time()})
+        record(
+            {
+                "event": kind,
+                "step": trainer.steps,
+                "parameters": model.num_params,
+                "changes": changes or {},
+                "time": time.time(),
+            }
+        )
         with display:
             ending = trainer.run()
         record({"event": "end", "step": trainer.steps, "reason": ending, "time": time.time()})

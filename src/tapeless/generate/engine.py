@@ -12,9 +12,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from tapeless.config import require
+from tapeless.config import Sampling, require
 from tapeless.errors import InputError
-from tapeless.config import Sampling
 from tapeless.generate.sampler import sample
 
 

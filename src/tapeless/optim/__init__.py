@@ -17,10 +17,6 @@ def make_optimizer(
     """The optimizer that a configuration describes; `decay` names the parameters that weight decay applies to."""
     c = config
     if c.optimizer == "sgd":
-        return SGD(
-            params, grads, lr=c.lr, momentum=c.momentum, nesterov=c.nesterov, weight_decay=c.weight_decay, decay=decay
-        )
+        return SGD(params, grads, lr=c.lr, momentum=c.momentum, nesterov=c.nesterov, weight_decay=c.weight_decay, decay=decay)
     kind = AdamW if c.optimizer == "adamw" else Adam
-    return kind(
-        params, grads, lr=c.lr, beta1=c.beta1, beta2=c.beta2, eps=c.eps, weight_decay=c.weight_decay, decay=decay
-    )
+    return kind(params, grads, lr=c.lr, beta1=c.beta1, beta2=c.beta2, eps=c.eps, weight_decay=c.weight_decay, decay=decay)

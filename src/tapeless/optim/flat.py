@@ -37,9 +37,7 @@ class FlatOptimizer(ABC):
 
     state_names: tuple[str, ...]
 
-    def __init__(
-        self, params: Mapping[str, Tensor], grads: Mapping[str, Tensor], *, lr: float, decay: Collection[str] | None
-    ):
+    def __init__(self, params: Mapping[str, Tensor], grads: Mapping[str, Tensor], *, lr: float, decay: Collection[str] | None):
         self.params, self.grads = flat_buffer(params), flat_buffer(grads)
         matrices = {name for name, view in params.items() if view.dim() >= 2}
         self.decay = matrices if decay is None else set(decay)
@@ -56,8 +54,6 @@ class FlatOptimizer(ABC):
     def named_state(self) -> dict[str, dict[str, Tensor]]:
         """The state under the parameters' names, as views: what a checkpoint writes, and writes back."""
         return {
-            key: {
-                name: flat[view.storage_offset() :][: view.numel()].view(view.shape) for name, view in self._views.items()
-            }
+            key: {name: flat[view.storage_offset() :][: view.numel()].view(view.shape) for name, view in self._views.items()}
             for key, flat in self.state.items()
         }

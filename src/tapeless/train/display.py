@@ -20,7 +20,10 @@ class Display:
             print(json.dumps(event), flush=True)
         elif event["event"] == "step":
             if event["step"] % self.log_every == 0:
-                print(f"step {event['step']} loss {event['loss']:.4f} norm {event['grad_norm']:.2f} lr {event['lr']:.2e} {event['tokens_per_second']:.0f} tok/s", flush=True)
+                print(
+                    f"step {event['step']} loss {event['loss']:.4f} norm {event['grad_norm']:.2f} lr {event['lr']:.2e} {event['tokens_per_second']:.0f} tok/s",
+                    flush=True,
+                )
         else:
             print(event, flush=True)
 

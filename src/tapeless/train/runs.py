@@ -19,7 +19,7 @@ from tapeless.train.metrics_log import MetricsLog
 from tapeless.train.rotation import remove_stale
 from tapeless.train.run_config import Change, RunConfig, check_resume, read_run_config, write_run_config
 from tapeless.train.run_dir import RunDir, RunLock, write_environment
-from tapeless.train.trainer import Listener
+from tapeless.train.trainer import Listener, default_seq_len
 
 Warn = Callable[[str], None]
 
@@ -44,7 +44,7 @@ def begin(
     """A new run's directory with everything a resume needs; it is removed again where the data or the model do not work."""
     run = RunDir.create(out_dir)
     try:
-        train_config = replace(train_config, seq_len=train_config.seq_len or getattr(model_config, "max_seq_len", 32))
+        train_config = replace(train_config, seq_len=train_config.seq_len or default_seq_len(model_config))
         data = prepare(train_config, model_config.vocab_size, run.path)
         config = RunConfig(
             model_config,
@@ -108,7 +108,9 @@ def load(path: str | Path, *, which: str = "latest", on_warning: Warn) -> Loaded
     else:
         steps = checkpoints(run.checkpoints)
         if not which.isdigit() or int(which) not in steps:
-            raise CheckpointError(f"{run.path} has no checkpoint {which!r}; there are latest, best, {', '.join(map(str, steps))}")
+            raise CheckpointError(
+                f"{run.path} has no checkpoint {which!r}; there are latest, best, {', '.join(map(str, steps))}"
+            )
         checkpoint = read_checkpoint(steps[int(which)])
     model = make_model(config.model, config.train)
     restore(model.params, checkpoint.params, checkpoint.path)

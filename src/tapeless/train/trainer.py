@@ -16,13 +16,12 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from tapeless.config import TrainConfig
+from tapeless.config import Sampling, TrainConfig
 from tapeless.data.files import atomic_write
 from tapeless.data.loader import Loader, validation_windows
 from tapeless.data.prepare import Dataset
 from tapeless.errors import ConfigError
 from tapeless.generate.engine import generate
-from tapeless.config import Sampling
 from tapeless.model.build import AnyModel
 from tapeless.optim import make_optimizer
 from tapeless.optim.schedule import learning_rate
@@ -37,6 +36,11 @@ WARMUP_SHARE, WARMUP_MOST = 0.05, 100
 REDONE = ("eval", "sample", "checkpoint", "end")  # events of a step that come after its checkpoint, and again after a resume
 
 Listener = Callable[[dict[str, Any]], None]
+
+
+def default_seq_len(config: AnyModelConfig) -> int:
+    """The longest window a transformer is made for; a SimpleLM sees one token anyway."""
+    return config.max_seq_len if isinstance(config, ModelConfig) else 32
 
 
 class StepMetrics(NamedTuple):
@@ -67,7 +71,7 @@ class Trainer:
         stopped: asked at every step and inside evaluation; True saves and ends the run."""
         self.model, self.config, self.data, self.run_dir = model, config, data, run
         self.on_event, self.before_save, self.stopped = on_event, before_save, stopped
-        self.seq_len = config.seq_len or getattr(model.config, "max_seq_len", 32)
+        self.seq_len: int = config.seq_len or default_seq_len(model.config)
         self.loader = Loader(data.train, self.seq_len, config.batch_size * config.grad_accum, config.seed)
         self.total_steps = self._total_steps()
         self.warmup_steps = self._warmup_steps()

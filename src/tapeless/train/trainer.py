@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from tapeless.config import Sampling, TrainConfig
+from tapeless.config import AnyModelConfig, ModelConfig, Sampling, TrainConfig
 from tapeless.data.files import atomic_write
 from tapeless.data.loader import Loader, validation_windows
 from tapeless.data.prepare import Dataset

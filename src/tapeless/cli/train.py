@@ -51,11 +51,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_new(args: argparse.Namespace) -> int:
-    from tapeless.train.display import Display
+    from tapeless.train.display import make_display
     from tapeless.train.runs import begin, fresh_name
 
     name, model_config, train_config = chosen(args)
-    display = Display(json_lines=args.json, log_every=train_config.log_every)
+    display = make_display(json_lines=args.json, log_every=train_config.log_every)
     out_dir = Path(train_config.out_dir) if train_config.out_dir else fresh_name(name)
     run, config, data = begin(model_config, train_config, out_dir, sys.argv)
     return train(run, config, data, display, verify=train_config.verify)
@@ -63,14 +63,14 @@ def run_new(args: argparse.Namespace) -> int:
 
 def run_resume(args: argparse.Namespace) -> int:
     from tapeless.data.prepare import open_prepared
-    from tapeless.train.display import Display
+    from tapeless.train.display import make_display
     from tapeless.train.run_dir import RunDir
     from tapeless.train.runs import resumed_configuration
 
     run = RunDir.open(args.run_dir)
     overrides = dict(setting(f"train.{text}")[1:] for text in args.override)
     config, changes = resumed_configuration(run, overrides)
-    display = Display(json_lines=args.json, log_every=config.train.log_every)
+    display = make_display(json_lines=args.json, log_every=config.train.log_every)
     told = {f"{change.name}": [change.old, change.new] for change in changes}
     return train(run, config, open_prepared(run.path), display, resume=True, fallback=not args.no_fallback, changes=told)
 
@@ -86,11 +86,11 @@ def train(
     fallback: bool = True,
     changes: dict[str, Any] | None = None,
 ) -> int:
-    from tapeless.train.checkpoint import load_checkpoint
+    from tapeless.data.baselines import baselines
     from tapeless.train.run_config import write_run_config
-    from tapeless.train.runs import Recorder, make_model
+    from tapeless.train.runs import Recorder, go_on, make_model
     from tapeless.train.signals import StopSignals
-    from tapeless.train.trainer import REDONE, Trainer
+    from tapeless.train.trainer import Trainer
 
     with StopSignals() as stop, Recorder(run, display.event) as record:
         model = make_model(config.model, config.train)
@@ -98,12 +98,11 @@ def train(
             model, config.train, data, run=run, on_event=record, before_save=record.log.sync, stopped=stop.requested
         )
         if resume:
-            checkpoint = load_checkpoint(run.checkpoints, on_warning=display.warn, fallback=fallback)
-            trainer.resume(checkpoint)
-            record.log.truncate_to(trainer.steps, redone=REDONE)
+            go_on(trainer, record, fallback=fallback, on_warning=display.warn)
             if changes:
                 write_run_config(run.config, config)
-        display.introduce(run, trainer, resumed=resume)
+        beaten = baselines(data.train, data.val, data.tokenizer.vocab_size)
+        display.introduce(run.path, trainer, beaten)
         if verify and not check_first_batch(trainer, display):
             return 3
         kind = "resume" if resume else "start"
@@ -112,6 +111,9 @@ def train(
                 "event": kind,
                 "step": trainer.steps,
                 "parameters": model.num_params,
+                "total_steps": trainer.total_steps,
+                "baselines": beaten._asdict(),
+                "floor": data.floor,
                 "changes": changes or {},
                 "time": time.time(),
             }
@@ -119,7 +121,7 @@ def train(
         with display:
             ending = trainer.run()
         record({"event": "end", "step": trainer.steps, "reason": ending, "time": time.time()})
-        display.close(run, trainer, ending)
+        display.close(run.path, trainer, ending)
     return STATUS[ending]
 
 

@@ -2,8 +2,8 @@
 
     m = b1 m + (1 - b1) g         v = b2 v + (1 - b2) g^2
     p = p - lr (m / (1 - b1^t)) / ((v / (1 - b2^t))^(1/2) + eps)          t = 1 at the first step
-Weight decay. AdamW shrinks the weights themselves, p = p (1 - lr wd), before the step; Adam adds wd p to the gradient, so
-that the decay goes through the moments. Either way only what `decay` names: matrices, not norms and biases.
+Weight decay. Adam adds wd p to the gradient, so that the decay goes through the moments; AdamW shrinks the weights themselves
+instead, p = p (1 - lr wd), before the step. Either way only what `decay` names: matrices, not norms and biases.
 Judged by: tests/optim/test_adam.py, step by step against torch.optim in float64."""
 
 import math
@@ -11,10 +11,11 @@ from collections.abc import Collection, Mapping
 
 from torch import Tensor
 
+from tapeless.errors import ConfigError
 from tapeless.optim.flat import FlatOptimizer
 
 
-class AdamW(FlatOptimizer):
+class Adam(FlatOptimizer):
     state_names = ("exp_avg", "exp_avg_sq")
 
     def __init__(
@@ -29,24 +30,25 @@ class AdamW(FlatOptimizer):
         weight_decay: float = 0.1,
         decay: Collection[str] | None = None,
     ):
-        super().__init__(params, grads, lr=lr, decay=decay)
-        self.beta1, self.beta2, self.eps, self.weight_decay = beta1, beta2, eps, weight_decay
+        if not eps > 0:
+            raise ConfigError(f"eps must be above 0, got {eps}: where every gradient was 0 the step would be 0/0")
+        super().__init__(params, grads, lr=lr, weight_decay=weight_decay, decay=decay)
+        self.beta1, self.beta2, self.eps = beta1, beta2, eps
 
     def step(self) -> None:
-        self._decay()
+        g = self._decay()
         self.t += 1
-        p, g, m, v = self.params, self.grads, self.state["exp_avg"], self.state["exp_avg_sq"]
+        p, m, v = self.params, self.state["exp_avg"], self.state["exp_avg_sq"]
         m.lerp_(g, 1 - self.beta1)
         v.mul_(self.beta2).addcmul_(g, g, value=1 - self.beta2)
         root = v.sqrt().div_(math.sqrt(1 - self.beta2**self.t)).add_(self.eps)
         p.addcdiv_(m, root, value=-self.lr / (1 - self.beta1**self.t))
 
-    def _decay(self) -> None:
-        for stretch in self._stretches if self.weight_decay else ():
-            self.params[stretch] *= 1 - self.lr * self.weight_decay
+    def _decay(self) -> Tensor:  # (n,) the gradients to go on with
+        return self._coupled_grads()
 
 
-class Adam(AdamW):
-    def _decay(self) -> None:
-        for stretch in self._stretches if self.weight_decay else ():
-            self.grads[stretch].add_(self.params[stretch], alpha=self.weight_decay)
+class AdamW(Adam):
+    def _decay(self) -> Tensor:
+        self._shrink()
+        return self.grads

@@ -1,4 +1,8 @@
-"""What every optimizer here shares: the flat buffers behind the named views, and which stretches of them decay."""
+"""What every optimizer here shares: the flat buffers behind the named views, the state beside them, and what decays.
+
+The buffers have gaps between parameters (model/params.py). Gradients and state are zero there, so every update leaves the
+gaps at zero, and a whole buffer can be updated at once.
+Judged by: tests/optim/test_flat.py."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
@@ -6,6 +10,7 @@ from collections.abc import Collection, Mapping
 import torch
 from torch import Tensor
 
+from tapeless.config import nearest
 from tapeless.errors import ConfigError
 
 
@@ -17,17 +22,19 @@ def flat_buffer(views: Mapping[str, Tensor]) -> Tensor:
     return first
 
 
+def _places(views: Mapping[str, Tensor]) -> dict[str, tuple[int, torch.Size]]:
+    return {name: (view.storage_offset(), view.shape) for name, view in views.items()}
+
+
 def decayed_stretches(views: Mapping[str, Tensor], decay: Collection[str]) -> list[slice]:
-    """Where in the flat buffer weight decay applies; neighbours that both decay are one stretch."""
+    """Where in the flat buffer weight decay applies; neighbours that both decay are one stretch, the gap between included."""
     stretches: list[slice] = []
     follows = False
     for name, view in views.items():
         if name in decay:
             start, end = view.storage_offset(), view.storage_offset() + view.numel()
-            if follows:
-                stretches[-1] = slice(stretches[-1].start, end)  # a gap between the two is zero, and stays so
-            else:
-                stretches.append(slice(start, end))
+            start = stretches.pop().start if follows else start
+            stretches.append(slice(start, end))
         follows = name in decay
     return stretches
 
@@ -37,19 +44,44 @@ class FlatOptimizer(ABC):
 
     state_names: tuple[str, ...]
 
-    def __init__(self, params: Mapping[str, Tensor], grads: Mapping[str, Tensor], *, lr: float, decay: Collection[str] | None):
+    def __init__(
+        self,
+        params: Mapping[str, Tensor],
+        grads: Mapping[str, Tensor],
+        *,
+        lr: float,
+        weight_decay: float,
+        decay: Collection[str] | None,  # the parameters that decay, by name; None: all matrices, no norms and biases
+    ):
         self.params, self.grads = flat_buffer(params), flat_buffer(grads)
-        matrices = {name for name, view in params.items() if view.dim() >= 2}
-        self.decay = matrices if decay is None else set(decay)
-        self.lr = lr
+        if _places(params) != _places(grads):
+            raise ConfigError("params and grads are not of one model: their names, shapes or places differ")
+        self.decay = {name for name, view in params.items() if view.dim() >= 2} if decay is None else set(decay)
+        for name in self.decay - params.keys():
+            raise ConfigError(f"decay names {name!r}, which is no parameter; {nearest(name, params)}")
+        self.lr, self.weight_decay = lr, weight_decay
         self.t = 0  # steps taken
         self.state = {name: torch.zeros_like(self.params) for name in self.state_names}
-        self._stretches = decayed_stretches(params, self.decay)
+        self._stretches = decayed_stretches(params, self.decay) if weight_decay else []
         self._views = params
 
     @abstractmethod
     def step(self) -> None:
-        """Update the parameters by the gradients, with self.lr."""
+        """Update the parameters by the gradients, with self.lr. The gradients stay as they are."""
+
+    def _shrink(self) -> None:
+        """Decoupled decay: p (1 - lr wd)."""
+        for stretch in self._stretches:
+            self.params[stretch] *= 1 - self.lr * self.weight_decay
+
+    def _coupled_grads(self) -> Tensor:  # (n,) flat
+        """Coupled decay: g + wd p."""
+        if not self._stretches:
+            return self.grads
+        d = self.grads.clone()
+        for stretch in self._stretches:
+            d[stretch].add_(self.params[stretch], alpha=self.weight_decay)
+        return d
 
     def named_state(self) -> dict[str, dict[str, Tensor]]:
         """The state under the parameters' names, as views: what a checkpoint writes, and writes back."""

@@ -29,13 +29,11 @@ class SGD(FlatOptimizer):
     ):
         if nesterov and not momentum:
             raise ConfigError("nesterov needs a momentum above 0")
-        super().__init__(params, grads, lr=lr, decay=decay)
-        self.momentum, self.nesterov, self.weight_decay = momentum, nesterov, weight_decay
+        super().__init__(params, grads, lr=lr, weight_decay=weight_decay, decay=decay)
+        self.momentum, self.nesterov = momentum, nesterov
 
     def step(self) -> None:
-        for stretch in self._stretches if self.weight_decay else ():
-            self.grads[stretch].add_(self.params[stretch], alpha=self.weight_decay)
-        d, u = self.grads, self.state["momentum"]
+        d, u = self._coupled_grads(), self.state["momentum"]
         self.t += 1
         u.mul_(self.momentum).add_(d)  # u starts at zero, so the first step gives u = d
         if self.nesterov:

@@ -1,40 +1,342 @@
-"""What a person sees of a run: plain lines, or lines of JSON for machines."""
+"""What a person sees of a run. The facts come as events, the same that metrics.jsonl holds.
 
-import json
+    Display       plain, aligned lines: where the output is a file or a pipe, or rich is not installed
+    LiveDisplay   a progress bar with the numbers of the moment below it; evaluations and samples scroll by above
+    JsonDisplay   every event as a line of JSON on stdout, and nothing else there
+Judged by: tests/train/test_display.py."""
+
+import os
 import sys
-from typing import Any
+import textwrap
+import time
+from collections.abc import Collection, Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from tapeless.data.baselines import Baselines
+from tapeless.train.metrics_log import event_line
+from tapeless.train.summary import Row, count, duration, introduction, marks, next_commands, readable
+from tapeless.train.trainer import Trainer
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.text import Text
+
+SMOOTHING = 0.95  # of the loss from step to step: about the mean of the last 20
+LABEL = 11  # width of the labels in front of a row
+WIDTH = 100  # columns of plain text
+BARS = "▁▂▃▄▅▆▇█"
+
+
+class Judged(Protocol):
+    """What a gradient check found: verify/finding.py, which stands above this folder."""
+
+    @property
+    def ok(self) -> bool: ...
+
+
+def make_display(*, json_lines: bool, log_every: int) -> "Display":
+    if json_lines:
+        return JsonDisplay()
+    if not sys.stdout.isatty() or os.environ.get("TERM") == "dumb":
+        return Display(log_every, "plain lines, since the output is not a terminal")
+    if find_spec("rich") is None:
+        return Display(log_every, "plain lines; for a live one: pip install rich")
+    return LiveDisplay()
+
+
+class Progress:
+    """The numbers of the moment, from the events as they come."""
+
+    def __init__(self, first_step: int = 0, total_steps: int = 0):
+        self.first, self.total, self.begun = first_step, total_steps, time.monotonic()
+        self.step: Mapping[str, Any] = {}
+        self.eval: Mapping[str, Any] = {}
+        self.losses: list[float] = []  # smoothed, one a step
+        self._mean = self._speed = 0.0
+
+    def take(self, event: Mapping[str, Any]) -> None:
+        if event["event"] == "step":
+            self.step = event
+            n = len(self.losses) + 1
+            self._mean = SMOOTHING * self._mean + (1 - SMOOTHING) * event["loss"]
+            self._speed = SMOOTHING * self._speed + (1 - SMOOTHING) * event["step_seconds"]
+            self.losses.append(self._mean / (1 - SMOOTHING**n))
+        elif event["event"] == "eval":
+            self.eval = event
+
+    @property
+    def tokens_per_second(self) -> float:
+        seconds = self._speed / (1 - SMOOTHING ** len(self.losses))
+        return self.step["tokens_per_second"] * self.step["step_seconds"] / max(seconds, 1e-9)
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self.begun
+
+    @property
+    def left(self) -> str:
+        """The time to go at the pace so far, evaluations included."""
+        taken = self.step["step"] - self.first
+        return duration(self.seconds / max(taken, 1) * (self.total - self.step["step"]))
 
 
 class Display:
-    def __init__(self, *, json_lines: bool, log_every: int):
-        self.json_lines, self.log_every = json_lines, log_every
+    """Plain lines on stdout; warnings on stderr."""
 
-    def __enter__(self):
+    def __init__(self, log_every: int = 1, reason: str = ""):
+        self.log_every, self.reason = log_every, reason
+        self.progress = Progress()
+        self.beaten: Baselines | None = None
+
+    def __enter__(self) -> "Display":
+        self.progress.begun = time.monotonic()
         return self
 
-    def __exit__(self, *_):
+    def __exit__(self, *_: object) -> None:
         pass
 
-    def event(self, event: dict[str, Any]) -> None:
-        if self.json_lines:
-            print(json.dumps(event), flush=True)
-        elif event["event"] == "step":
-            if event["step"] % self.log_every == 0:
-                print(
-                    f"step {event['step']} loss {event['loss']:.4f} norm {event['grad_norm']:.2f} lr {event['lr']:.2e} {event['tokens_per_second']:.0f} tok/s",
-                    flush=True,
-                )
-        else:
-            print(event, flush=True)
+    def introduce(self, run: Path | None, trainer: Trainer, beaten: Baselines) -> None:
+        self.beaten = beaten
+        self.progress = Progress(trainer.steps, trainer.total_steps)
+        self.rows([*introduction(run, trainer, beaten), *([("display", self.reason)] if self.reason else [])])
 
-    def warn(self, text):
-        print("warning:", text, file=sys.stderr)
+    def verified(self, findings: Collection[Judged]) -> None:
+        failed = [finding for finding in findings if not finding.ok]
+        for finding in failed:
+            self.warn(str(finding))
+        said = f"{len(failed)} of {len(findings)} checks FAILED on the first batch; nothing was trained"
+        if not failed:
+            said = f"agree with the complex step and with float64 on the first batch, {count(len(findings), 'check')}"
+        self.rows([("gradients", said)])
 
-    def introduce(self, run, trainer, resumed):
-        print(run.path, trainer.total_steps, trainer.model.num_params)
+    def event(self, event: Mapping[str, Any]) -> None:
+        self.progress.take(event)
+        if event["event"] == "step":
+            self.step_taken()
+        elif event["event"] == "eval":
+            self.evaluated()
+        elif event["event"] == "sample":
+            self.sampled(event)
+        elif event["event"] == "guard" and "warning" in event:
+            self.warn(event["warning"])
 
-    def verified(self, findings):
-        print(*findings, sep="\n")
+    def step_taken(self) -> None:
+        p, s = self.progress, self.progress.step
+        if len(p.losses) == 1:
+            print(f"\n{'step':>8} {'loss':>8} {'smoothed':>9} {'norm':>8} {'lr':>9} {'tokens/s':>9} {'left':>13} {'memory':>9}")
+        if len(p.losses) == 1 or s["step"] % self.log_every == 0 or s["step"] == p.total:
+            numbers = f"{s['step']:>8} {s['loss']:>8.4f} {p.losses[-1]:>9.4f} {s['grad_norm']:>8.3f} {s['lr']:>9.2e}"
+            print(f"{numbers} {p.tokens_per_second:>9,.0f} {p.left:>13} {memory():>9}", flush=True)
 
-    def close(self, run, trainer, ending):
-        print(ending)
+    def evaluated(self) -> None:
+        print(f"{self.progress.eval['step']:>8} {evaluation_words(self.progress.eval)}", flush=True)
+
+    def sampled(self, event: Mapping[str, Any]) -> None:
+        print(f"{event['step']:>8} sample")
+        print(framed(event["text"], " " * 9 + "| ", WIDTH), flush=True)
+
+    def warn(self, text: str) -> None:
+        print(f"warning: {text}", file=sys.stderr, flush=True)
+
+    def close(self, run: Path | None, trainer: Trainer, ending: str) -> None:
+        print()
+        self.rows(self.closing(trainer, ending))
+        if run is not None:
+            commands = next_commands(run, ending, trainer.total_steps)
+            width = max(len(command) for command, _ in commands)
+            print()
+            self.rows([("run", str(run)), *(("", f"{command:<{width}}   # {what}") for command, what in commands)])
+
+    def closing(self, trainer: Trainer, ending: str) -> list[Row]:
+        """How the run ended, and its loss beside what it had to beat."""
+        steps, total, patience = trainer.steps, trainer.total_steps, trainer.config.patience
+        how = {
+            "done": f"{count(steps, 'step')}",
+            "early": f"at step {steps:,} of {total:,}: no new best in {count(patience, 'evaluation')}",
+            "stopped": f"at step {steps:,} of {total:,}, as asked; everything is saved",
+        }
+        rows = [(ending, f"{how[ending]}, {duration(self.progress.seconds)}")]
+        found = self.progress.eval
+        if found:
+            windows = f"on {count(len(trainer.validation[0]), 'fixed window')} at step {found['step']:,}"
+            rows.append(("validation", f"{found['val_loss']:.4f}   {numbers_beside(found)}; {windows}"))
+            if trainer.best_step is not None and trainer.best_step != found["step"]:
+                rows.append(("best", f"{trainer.best_val_loss:.4f}   at step {trainer.best_step:,}"))
+        assert self.beaten is not None
+        own = trainer.data.source_loss(*trainer.validation)
+        if own is not None:
+            rows.append(("source", f"{beside(own, found)}: the true source's own on the same windows"))
+        return rows + [(name, beside(value, found)) for name, value in reversed(marks(trainer.data, self.beaten)[:3])]
+
+    def rows(self, rows: list[Row]) -> None:
+        margin = " " * LABEL
+        for label, text in rows:
+            if label:  # a command is not broken into lines
+                text = textwrap.fill(text, WIDTH - LABEL, subsequent_indent=margin, break_on_hyphens=False)
+            print(f"{label:<{LABEL}}{text}")
+        sys.stdout.flush()
+
+
+def evaluation_words(found: Mapping[str, Any]) -> str:
+    best = "" if found["best"] is None else "new best" if found["val_loss"] == found["best"] else f"best {found['best']:.4f}"
+    return f"validation {found['val_loss']:.4f}   {best:<11}   {numbers_beside(found)}"
+
+
+def numbers_beside(found: Mapping[str, Any]) -> str:
+    return f"perplexity {found['perplexity']:,.2f}, {found['bits_per_byte']:.3f} bits per byte"
+
+
+def beside(value: float, found: Mapping[str, Any]) -> str:
+    """A mark, and how far the validation loss is from it."""
+    percent = 100 * (found["val_loss"] / value - 1) if found and value > 0 else 0.0
+    where = f"   the loss is {abs(percent):.1f} % {'below' if percent < 0 else 'above'} it"
+    return f"{value:.4f}{where if percent else ''}"
+
+
+def framed(text: str, margin: str, width: int) -> str:
+    """A sample as it can be shown, with a bar at its left."""
+    room = max(width - len(margin), 20)
+    lines = [line[i : i + room] for line in readable(text).split("\n") for i in range(0, max(len(line), 1), room)]
+    return "\n".join(margin + line for line in lines)
+
+
+def memory() -> str:
+    """What this process has in memory; where only the largest so far is known, that."""
+    try:
+        with open("/proc/self/statm", encoding="ascii") as file:
+            size = int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, AttributeError):
+        if sys.platform == "win32":
+            return "?"
+        import resource
+
+        size = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    return f"{size / 1e6:,.0f} MB" if size < 10e9 else f"{size / 1e9:,.1f} GB"
+
+
+def curve(values: list[float], width: int) -> str:
+    """The values as a row of bars, each the mean of its share of them, between the lowest and the highest."""
+    if len(values) < width:
+        return ""
+    means = []
+    for i in range(width):
+        part = values[i * len(values) // width : (i + 1) * len(values) // width]
+        means.append(sum(part) / len(part))
+    low, high = min(means), max(means)
+    return "".join(BARS[int((mean - low) / max(high - low, 1e-9) * (len(BARS) - 1) + 0.5)] for mean in means)
+
+
+class LiveDisplay(Display):
+    """For a terminal. Everything that rich does is here."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        from rich.console import Console
+
+        self.console = Console(highlight=False)
+        self._live: Any = None
+
+    def __enter__(self) -> "LiveDisplay":
+        from rich.live import Live
+
+        super().__enter__()
+        self.console.print()
+        self._live = Live(get_renderable=self.panel, console=self.console, refresh_per_second=4, transient=True)
+        self._live.start()
+        self.console.show_cursor(True)  # hidden, it would stay so in the terminal of a run that was killed
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._live.stop()
+
+    def panel(self) -> "RenderableType":
+        from rich.console import Group
+        from rich.progress_bar import ProgressBar
+        from rich.table import Table
+        from rich.text import Text
+
+        p = self.progress
+        if not p.step:
+            return Text("the first step …", "dim")
+        s, done = p.step, f"{p.step['step']:,}/{p.total:,}"
+        bar = Table.grid(padding=(0, 2), expand=True)
+        bar.add_column(ratio=1)
+        for _ in range(2):
+            bar.add_column(no_wrap=True)
+        bar.add_row(ProgressBar(p.total, s["step"], complete_style="cyan"), Text(done, "bold"), f"{p.left} left")
+        first = [("loss", f"{s['loss']:.4f}", "bold"), ("smoothed", f"{p.losses[-1]:.4f}", "bold cyan")]
+        if p.eval:
+            first.append(("validation", f"{p.eval['val_loss']:.4f}", "bold green"))
+            first.append(("best", f"{p.eval['best']:.4f}" if p.eval["best"] is not None else "none", ""))
+            if p.eval["floor"] is not None:
+                first.append(("floor", f"{p.eval['floor']:.4f}", ""))
+        if self.beaten:
+            first.append(("bigram", f"{self.beaten.bigram:.4f}", "dim"))
+        second = [
+            ("gradient norm", f"{s['grad_norm']:.3f}", ""),
+            ("lr", f"{s['lr']:.2e}", ""),
+            ("tokens/s", f"{p.tokens_per_second:,.0f}", ""),
+            ("epoch", str(s["epoch"] + 1), ""),
+            ("memory", memory(), ""),
+        ]
+        return Group("", bar, fields(first), fields(second), *([Text(line, "cyan")] if (line := curve(p.losses, 48)) else []))
+
+    def step_taken(self) -> None:
+        pass  # the panel shows it
+
+    def evaluated(self) -> None:
+        self.console.print(f"[dim]{self.progress.eval['step']:>8,}[/]  {evaluation_words(self.progress.eval)}")
+
+    def sampled(self, event: Mapping[str, Any]) -> None:
+        from rich.text import Text
+
+        self.console.print(f"[dim]{event['step']:>8,}[/]  sample")
+        self.console.print(Text(framed(event["text"], " " * 8 + "│ ", self.console.width), "dim"))
+
+    def warn(self, text: str) -> None:
+        from rich.text import Text
+
+        self.console.print(Text(f"warning: {text}", "yellow"))
+
+    def rows(self, rows: list[Row]) -> None:
+        from rich.table import Table
+        from rich.text import Text
+
+        grid = Table.grid(padding=(0, 1))
+        grid.add_column(style="dim", min_width=LABEL - 1, no_wrap=True)
+        grid.add_column()
+        for label, text in rows:
+            grid.add_row(label, Text(text))
+        self.console.print(grid)
+
+
+def fields(values: list[tuple[str, str, str]]) -> "Text":
+    """`loss 1.2345   lr 1e-3`, the names dim."""
+    from rich.text import Text
+
+    line = Text()
+    for name, value, style in values:
+        line.append(f"{name} ", "dim").append(value, style).append("   ")
+    line.rstrip()
+    return line
+
+
+class JsonDisplay(Display):
+    """For machines."""
+
+    def event(self, event: Mapping[str, Any]) -> None:
+        sys.stdout.write(event_line(event).decode())
+        sys.stdout.flush()
+        if event["event"] == "guard" and "warning" in event:
+            self.warn(event["warning"])
+
+    def introduce(self, run: Path | None, trainer: Trainer, beaten: Baselines) -> None:
+        pass
+
+    def rows(self, rows: list[Row]) -> None:
+        pass
+
+    def close(self, run: Path | None, trainer: Trainer, ending: str) -> None:
+        pass

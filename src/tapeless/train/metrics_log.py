@@ -40,7 +40,7 @@ class MetricsLog:
         self._file: IO[bytes] = open(path, "ab")  # noqa: SIM115  open for the life of the run
 
     def append(self, event: Mapping[str, Any]) -> None:
-        self._file.write(_line(event))
+        self._file.write(event_line(event))
         self._file.flush()
 
     def sync(self) -> None:
@@ -50,7 +50,7 @@ class MetricsLog:
         """Drop what a run resumed at this step will write again: events of later steps, a half-written last line, and of
         this very step those kinds of event that come after the checkpoint (`redone`). Events without a step stay."""
         kept = [
-            _line(event)
+            event_line(event)
             for event in read_metrics(self.path)
             if event.get("step", 0) < step or (event.get("step", 0) == step and event["event"] not in redone)
         ]
@@ -69,7 +69,8 @@ class MetricsLog:
         self.close()
 
 
-def _line(event: Mapping[str, Any]) -> bytes:
+def event_line(event: Mapping[str, Any]) -> bytes:
+    """One line of the file."""
     return json.dumps(_finite(event), ensure_ascii=False, allow_nan=False).encode() + b"\n"
 
 

@@ -93,6 +93,19 @@ class RunLock:
         self.release()
 
 
+def holder(path: Path) -> str | None:
+    """Who holds a run's lock, without keeping it; None where nobody does."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            try:
+                _lock(file)
+            except (BlockingIOError, PermissionError):
+                return _who(file.read())
+    except FileNotFoundError:
+        pass  # a run that never began
+    return None
+
+
 if sys.platform == "win32":
     import msvcrt
 

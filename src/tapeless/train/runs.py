@@ -1,7 +1,7 @@
 """Runs as a whole: begin one, go on with one, load what one has made.
 
-    tapeless train new      begin()       tapeless train resume    resumed_configuration()
-    tapeless generate, eval load()
+    tapeless train new        begin()        tapeless train resume    resumed_configuration(), go_on()
+    tapeless generate, eval   load()
 Judged by: tests/train/test_runs.py."""
 
 import shutil
@@ -12,14 +12,14 @@ from typing import Any, NamedTuple
 
 from tapeless.config import AnyModelConfig, SimpleLMConfig, TrainConfig, checked
 from tapeless.data.prepare import Dataset, open_prepared, prepare
-from tapeless.errors import CheckpointError, TapelessError
+from tapeless.errors import CheckpointError
 from tapeless.model.build import AnyModel, build_model
 from tapeless.train.checkpoint import Checkpoint, checkpoints, load_checkpoint, read_checkpoint, restore
 from tapeless.train.metrics_log import MetricsLog
 from tapeless.train.rotation import remove_stale
 from tapeless.train.run_config import Change, RunConfig, check_resume, read_run_config, write_run_config
 from tapeless.train.run_dir import RunDir, RunLock, write_environment
-from tapeless.train.trainer import Listener, default_seq_len
+from tapeless.train.trainer import REDONE, Listener, Trainer, default_seq_len
 
 Warn = Callable[[str], None]
 
@@ -53,16 +53,20 @@ def begin(
         )
         write_run_config(run.config, config)
         write_environment(run.env, argv)
-    except TapelessError:
+    except BaseException:  # also an impatient Ctrl-C: half a directory would only be in the way of the next attempt
         shutil.rmtree(run.path)
         raise
     return run, config, data
 
 
 def resumed_configuration(run: RunDir, overrides: Mapping[str, Any]) -> tuple[RunConfig, list[Change]]:
-    """The run's configuration with `overrides` of [train] in it, and what they change; what may not change is refused."""
+    """The run's configuration with `overrides` in it, and what they change; what may not change is refused."""
     before = read_run_config(run.config)
-    now = RunConfig(before.model, checked("train", {**set_fields(before.train), **overrides}, "--override"), before.data)
+    of_model = {name: value for name, value in overrides.items() if hasattr(before.model, name)}
+    of_train = {name: value for name, value in overrides.items() if name not in of_model}
+    model = replace(before.model, **of_model)
+    train = checked("train", {**set_fields(before.train), **of_train}, "--override")
+    now = RunConfig(model, train, before.data)
     return now, check_resume(before, now, overrides.keys())
 
 
@@ -90,6 +94,18 @@ class Recorder:
     def __exit__(self, *_: object) -> None:
         self.log.close()
         self.lock.release()
+
+
+def go_on(trainer: Trainer, record: Recorder, *, fallback: bool, on_warning: Warn) -> None:
+    """Bring a new trainer to where its run stands: the newest checkpoint, or the beginning where none was written yet. What
+    metrics.jsonl has from behind it is dropped, since it will come again."""
+    folder = record.run.checkpoints
+    checkpoint = load_checkpoint(folder, on_warning=on_warning, fallback=fallback) if checkpoints(folder) else None
+    record.log.truncate_to(checkpoint.state["step"] if checkpoint else 0, redone=REDONE)
+    if checkpoint:
+        trainer.resume(checkpoint)
+    else:
+        on_warning(f"{record.run.path} has no checkpoint yet: it begins again at step 0")
 
 
 class Loaded(NamedTuple):

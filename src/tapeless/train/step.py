@@ -59,7 +59,7 @@ def train_step(
     loss = accumulate_gradients(model, tokens, targets, grad_accum=grad_accum, step=step, first_sample=first_sample)
     norm = float(clip_grads(model.store.flat_grads, grad_clip))
     if not (math.isfinite(loss) and math.isfinite(norm)):
-        raise NonFiniteError(f"step {step}: loss {loss}, gradient norm {norm}; nothing was updated: try a smaller --lr")
+        raise NonFiniteError(f"step {step + 1}: loss {loss}, gradient norm {norm}; nothing was updated: try a smaller lr")
     optimizer.lr = lr
     optimizer.step()
     return StepResult(loss, norm)

@@ -4,9 +4,10 @@
     trainer.run()                                  # everything, or
     metrics = trainer.step(*trainer.next_batch())  # one step at a time
 
-Everything is a function of the step: the batch, the learning rate, the dropout masks, what is due. A run that is stopped and
-resumed at a step therefore goes on as if nothing had been. At a step boundary the order is save, evaluate, sample: a
-checkpoint is on disk before anything that could fail, and whoever resumes from it evaluates and samples again.
+Everything is a function of the step and of how many samples came before it: the batch, the learning rate, the dropout masks,
+what is due. A run that is stopped and resumed at a step therefore goes on as if nothing had been. At a step boundary the order
+is save, evaluate, sample: a checkpoint is on disk before anything that could fail, and whoever resumes from it evaluates and
+samples again.
 Judged by: tests/train/test_trainer.py, tests/train/test_resume.py."""
 
 import time
@@ -14,18 +15,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from tapeless.config import AnyModelConfig, ModelConfig, Sampling, TrainConfig
 from tapeless.data.files import atomic_write
 from tapeless.data.loader import Loader, validation_windows
 from tapeless.data.prepare import Dataset
-from tapeless.errors import ConfigError
+from tapeless.errors import ConfigError, DamagedError, NonFiniteError
 from tapeless.generate.engine import generate
 from tapeless.model.build import AnyModel
 from tapeless.optim import make_optimizer
 from tapeless.optim.schedule import learning_rate
-from tapeless.train.checkpoint import Checkpoint, restore, save_checkpoint
+from tapeless.train.checkpoint import Checkpoint, checkpoints, point_to, pointed, restore, save_checkpoint
 from tapeless.train.evaluate import Evaluation, evaluate
 from tapeless.train.rotation import is_new_best, mark_best, rotate
 from tapeless.train.run_dir import RunDir
@@ -33,7 +35,7 @@ from tapeless.train.step import train_step
 
 DEFAULT_STEPS = 1000
 WARMUP_SHARE, WARMUP_MOST = 0.05, 100
-REDONE = ("eval", "sample", "checkpoint", "end")  # events of a step that come after its checkpoint, and again after a resume
+REDONE = ("checkpoint", "eval", "sample", "guard", "end")  # what a resume writes again of the step it begins at
 
 Listener = Callable[[dict[str, Any]], None]
 
@@ -73,30 +75,29 @@ class Trainer:
         self.on_event, self.before_save, self.stopped = on_event, before_save, stopped
         self.seq_len: int = config.seq_len or default_seq_len(model.config)
         self.loader = Loader(data.train, self.seq_len, config.batch_size * config.grad_accum, config.seed)
-        self.total_steps = self._total_steps()
-        self.warmup_steps = self._warmup_steps()
         self.validation = validation_windows(data.val, self.seq_len, config.eval_windows)
         decay = {spec.name for spec in model.store.layout.specs.values() if spec.decay}
         self.optimizer = make_optimizer(model.params, model.grads, config, decay)
-        self.steps = 0  # taken so far
+        self.steps = self.samples = self.tokens = 0  # taken and seen so far
         self.best_val_loss: float | None = None
         self.best_step: int | None = None
+        self.evals_without_best, self.last_eval = 0, 0  # how many in a row; the step of the last one
         self.resumed_from: int | None = None
         self._saved: tuple[int, Path] | None = None  # the last checkpoint: its step and place
+        self._plan()
 
-    def _total_steps(self) -> int:
+    def _plan(self) -> None:
+        """How many steps there are, counted from where the run stands, and in how many of them the rate rises."""
         c = self.config
-        by_epochs = None if c.epochs is None else max(1, c.epochs * self.loader.num_windows // self.loader.batch_size)
-        limits = [limit for limit in (c.max_steps, by_epochs) if limit is not None]
-        return min(limits, default=DEFAULT_STEPS)
-
-    def _warmup_steps(self) -> int:
-        given, total = self.config.warmup_steps, self.total_steps
-        if given is not None and given > total:
-            raise ConfigError(f"warmup_steps {given} is beyond the {total} steps of the run")
-        if given is None and self.config.lr_schedule != "warmup-cosine":
-            return 0
-        return min(WARMUP_MOST, int(WARMUP_SHARE * total)) if given is None else given
+        limits = [] if c.max_steps is None else [c.max_steps]
+        if c.epochs is not None:
+            samples = c.epochs * self.loader.num_windows - self.samples
+            limits.append(max(1, self.steps + samples // self.loader.batch_size))
+        self.total_steps = total = min(limits, default=DEFAULT_STEPS)
+        if c.warmup_steps is not None and c.warmup_steps > total:
+            raise ConfigError(f"warmup_steps {c.warmup_steps} is beyond the {total} steps of the run")
+        default = min(WARMUP_MOST, int(WARMUP_SHARE * total)) if c.lr_schedule == "warmup-cosine" else 0
+        self.warmup_steps = default if c.warmup_steps is None else c.warmup_steps
 
     def learning_rate(self, step: int) -> float:
         c = self.config
@@ -109,8 +110,8 @@ class Trainer:
             warmup_steps=self.warmup_steps,
         )
 
-    def next_batch(self) -> tuple[Tensor, Tensor]:  # tokens, targets (k*B, T) int64
-        tokens, targets = self.loader.batch(self.steps * self.loader.batch_size)
+    def next_batch(self) -> tuple[Tensor, Tensor]:  # tokens, targets (k*B, T) int64, k = grad_accum
+        tokens, targets = self.loader.batch(self.samples)
         return tokens.to(self.model.device), targets.to(self.model.device)
 
     def step(
@@ -119,8 +120,7 @@ class Trainer:
         targets: Tensor,  # (k*B, T) int64
     ) -> StepMetrics:
         start = time.perf_counter()
-        first_sample = self.steps * self.loader.batch_size
-        lr = self.learning_rate(self.steps)
+        epoch, lr = self.loader.epoch_of(self.samples), self.learning_rate(self.steps)
         result = train_step(
             self.model,
             self.optimizer,
@@ -130,59 +130,70 @@ class Trainer:
             grad_clip=self.config.grad_clip,
             grad_accum=self.config.grad_accum,
             step=self.steps,
-            first_sample=first_sample,
+            first_sample=self.samples,
         )
         seconds = time.perf_counter() - start
         self.steps += 1
-        return StepMetrics(
-            step=self.steps,
-            epoch=self.loader.epoch_of(first_sample),
-            tokens=self.steps * tokens.numel(),
-            loss=result.loss,
-            lr=lr,
-            grad_norm=result.grad_norm,
-            step_seconds=seconds,
-            tokens_per_second=tokens.numel() / seconds,
-        )
+        self.samples += tokens.shape[0]
+        self.tokens += tokens.numel()
+        speed = tokens.numel() / seconds
+        return StepMetrics(self.steps, epoch, self.tokens, result.loss, lr, result.grad_norm, seconds, speed)
 
     def run(self) -> str:
         """Train to the end; `done`, `early` (no new best for too long) or `stopped` (asked to, and resumable)."""
-        if self.resumed_from is not None and self._boundary():
+        try:
+            complete = True
+            if self.resumed_from is not None:
+                self._tell("checkpoint", path=f"step-{self.steps:08d}")
+                complete = self._boundary()
+            while (ending := self._ending(complete)) is None:
+                metrics = self.step(*self.next_batch())
+                self._tell("step", **metrics._asdict())
+                complete = self._boundary()
+            self.save()
+        except NonFiniteError as error:
+            self._tell("guard", error=str(error))
+            raise
+        return ending
+
+    def _ending(self, complete: bool) -> str | None:
+        """Whether and why the run ends here. complete: all that was due at this step has been done."""
+        if complete and self.steps >= self.total_steps:
+            return "done"
+        if complete and self.config.patience and self.evals_without_best >= self.config.patience:
             return "early"
-        while self.steps < self.total_steps and not self.stopped():
-            metrics = self.step(*self.next_batch())
-            self.on_event({"event": "step", **metrics._asdict(), "time": time.time()})
-            if self._boundary():
-                return "early"
-        self.save()
-        return "stopped" if self.stopped() else "done"
+        return "stopped" if self.stopped() else None
 
     def _boundary(self) -> bool:
-        """What is due after a step: save, evaluate, sample. True where patience has run out."""
-        c, last = self.config, self.steps == self.total_steps
+        """What is due after a step: save, evaluate, sample. False where a stop cut it short: a resume does it again."""
+        if self.steps == 0:
+            return True
+        c, last = self.config, self.steps >= self.total_steps
         if last or self.steps % c.save_every == 0:
             self.save()
-        if last or (c.eval_every and self.steps % c.eval_every == 0):
-            self.evaluate()
+        evaluation_due = last or (c.eval_every and self.steps % c.eval_every == 0)
+        if evaluation_due and self.evaluate() is None:
+            return False
         if last or (c.sample_every and self.steps % c.sample_every == 0):
+            if self.stopped():
+                return False
             self.sample()
-        late = self.best_step is not None and self.steps - self.best_step >= c.patience * max(c.eval_every, 1)
-        if c.patience and late and not last:
-            self.save()
-            return True
-        return False
+        return True
 
     def evaluate(self) -> Evaluation | None:
+        """The loss on the validation windows, and a checkpoint where it is the best; None where a stop came in between."""
         found = evaluate(self.model, *self.validation, self.data.bytes_per_token, stopped=self.stopped)
         if found is None:
             return None
         if is_new_best(found.val_loss, self.best_val_loss):
-            path = self.save()
+            path = self.save()  # its state is still the one before this evaluation
             if self.run_dir is not None and path is not None:
                 mark_best(self.run_dir.checkpoints, path, found.val_loss, self.best_val_loss)
-            self.best_val_loss, self.best_step = found.val_loss, self.steps
-        event = {"event": "eval", "step": self.steps, **found._asdict(), "floor": self.data.floor}
-        self.on_event({**event, "best": self.best_val_loss, "time": time.time()})
+            self.best_val_loss, self.best_step, self.evals_without_best = found.val_loss, self.steps, 0
+        elif self.last_eval != self.steps:  # else it was counted before the checkpoint that this run was resumed from
+            self.evals_without_best += 1
+        self.last_eval = self.steps
+        self._tell("eval", **found._asdict(), floor=self.data.floor, best=self.best_val_loss)
         return found
 
     def sample(self) -> str:
@@ -200,19 +211,20 @@ class Trainer:
         if self.run_dir is not None:
             with atomic_write(self.run_dir.samples / f"step-{self.steps:08d}.txt") as file:
                 file.write(text.encode())
-        self.on_event({"event": "sample", "step": self.steps, "text": text, "time": time.time()})
+        self._tell("sample", text=text)
         return text
 
     def save(self) -> Path | None:
         """Write a checkpoint of this step, once. Its state is the one before the step's evaluation, so that whoever resumes
-        from it comes to the same decisions when it evaluates again."""
+        from it comes to the same decisions when it evaluates again. Weights that are no numbers are not worth keeping."""
         if self.run_dir is None:
             return None
         if self._saved is None or self._saved[0] != self.steps:
+            self.model.store.raise_if_non_finite()
             self.before_save()
             path = save_checkpoint(self.run_dir.checkpoints, self.model.params, self.optimizer.named_state(), self._state())
             self._saved = (self.steps, path)
-            self.on_event({"event": "checkpoint", "step": self.steps, "path": path.name, "time": time.time()})
+            self._tell("checkpoint", path=path.name)
             rotate(
                 self.run_dir.checkpoints,
                 keep_last=self.config.keep_last,
@@ -224,28 +236,58 @@ class Trainer:
 
     def resume(self, checkpoint: Checkpoint) -> None:
         """Go on where a checkpoint was written."""
-        state = checkpoint.state
+        state, moments = checkpoint.state, self.optimizer.named_state()
+        if checkpoint.optim.keys() != moments.keys():
+            raise ConfigError(
+                f"{checkpoint.path} holds the optimizer state {', '.join(checkpoint.optim)}, but optimizer "
+                f"{self.config.optimizer!r} has {', '.join(moments)}; resume with the run's own optimizer"
+            )
         restore(self.model.params, checkpoint.params, checkpoint.path)
-        for name, views in self.optimizer.named_state().items():
-            restore(views, checkpoint.optim.get(name, {}), checkpoint.path)
-        self.steps = self.optimizer.t = state["step"]
+        for name, views in moments.items():
+            restore(views, checkpoint.optim[name], checkpoint.path)
+        self.steps = self.optimizer.t = self.resumed_from = state["step"]
+        self.samples, self.tokens = state["sample_index"], state["tokens"]
         self.best_val_loss, self.best_step = state["best_val_loss"], state["best_step"]
-        self.resumed_from = self.steps
+        self.evals_without_best, self.last_eval = state["guard"]["evals_without_best"], state["guard"]["last_eval"]
         self._saved = (self.steps, checkpoint.path)
+        self._plan()
+        self._leave_other_future()
+        here = {"threads": torch.get_num_threads(), "torch_version": torch.__version__, "world_size": 1}
+        changed = [f"{name} was {state[name]}, is {value}" for name, value in here.items() if state[name] != value]
+        if changed:
+            self._warn(f"the last bits may differ from a run that was never stopped: {'; '.join(changed)}")
+
+    def _leave_other_future(self) -> None:
+        """Where the newest checkpoints were damaged the run goes on from further back, and `best` may name one that is still
+        to come, or under an override never will."""
+        if self.run_dir is None:
+            return
+        folder = self.run_dir.checkpoints
+        try:
+            ahead = (pointed(folder, "best") or 0) > self.steps
+        except DamagedError as error:
+            self._warn(str(error))
+            ahead = True
+        if ahead:
+            (folder / "best").unlink()
+            if self.best_step in checkpoints(folder):
+                point_to(folder, "best", checkpoints(folder)[self.best_step])
 
     def _state(self) -> dict[str, Any]:
-        first_sample = self.steps * self.loader.batch_size
         return {
             "step": self.steps,
-            "tokens": first_sample * self.seq_len,
-            "epoch": self.loader.epoch_of(first_sample),
-            "sample_index": first_sample,
+            "tokens": self.tokens,
+            "epoch": self.loader.epoch_of(self.samples),
+            "sample_index": self.samples,
             "seed": self.config.seed,
             "best_val_loss": self.best_val_loss,
             "best_step": self.best_step,
-            "guard": {},
+            "guard": {"evals_without_best": self.evals_without_best, "last_eval": self.last_eval},
             "world_size": 1,
         }
 
+    def _tell(self, event: str, **facts: Any) -> None:
+        self.on_event({"event": event, "step": self.steps, **facts, "time": time.time()})
+
     def _warn(self, text: str) -> None:
-        self.on_event({"event": "guard", "step": self.steps, "warning": text, "time": time.time()})
+        self._tell("guard", warning=text)

@@ -18,6 +18,9 @@ MODEL_BFLOAT16, MODEL_BFLOAT16_COSINE = 2e-2, 0.9995  # L2
 HUGGING_FACE = 1e-6  # L3, float64 (transformers computes norms and softmax in float32 inside)
 HUGGING_FACE_FLOAT32 = 1e-5  # L3, L2-norm
 
+TRAINING = {"float64": 1e-8, "float32": 1e-3}  # L4: weights against torch.optim, divided by how far they moved
+TRAINING_LOSS = {"float64": 1e-10, "float32": 1e-5, "bfloat16": 1e-2}  # L4: the loss of every step
+
 ACCUMULATION = {"float64": 1e-12, "float32": 1e-5}  # L5: k micro-batches against one batch
 METAMORPHIC = {"float64": 1e-12, "float32": 1e-5}  # L6, where not exact
 

@@ -1,0 +1,150 @@
+"""What a run is and how far it came, read from its directory alone: `tapeless train info RUN`.
+
+Nothing is loaded that could be large or in use, so it can be asked of a run while it is training.
+Judged by: tests/train/test_info.py."""
+
+import json
+import math
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from tapeless.config import KINDS, TrainConfig, checked
+from tapeless.errors import DamagedError
+from tapeless.train.checkpoint import checkpoints, pointed
+from tapeless.train.metrics_log import read_metrics
+from tapeless.train.run_config import read_run_config
+from tapeless.train.run_dir import RunDir, holder
+from tapeless.train.summary import Row, count, duration, model_words, next_commands, optimizer_words
+
+RECENT = 20  # steps in the mean of the last losses
+NEVER_BEGUN, RUNNING, CUT_OFF, DIVERGED = "never begun", "running", "cut off", "diverged"
+
+
+def run_facts(path: str | Path) -> dict[str, Any]:
+    run = RunDir.open(path)
+    config = read_run_config(run.config)
+    events = list(read_metrics(run.metrics)) if run.metrics.is_file() else []
+    steps = [event for event in events if event["event"] == "step"]
+    evals = [event for event in events if event["event"] == "eval"]
+    begun = [event for event in events if event["event"] in ("start", "resume")]
+    data = run.path / "data.json"
+    best = [e for e in evals if isinstance(e["val_loss"], float)]  # what is not a number stands there as text
+    held_by = holder(run.lock)
+    total = begun[-1]["total_steps"] if begun else config.train.max_steps
+    return {
+        "path": str(run.path),
+        **config.tables(),
+        "source": json.loads(data.read_text(encoding="utf-8"))["source"] if data.is_file() else None,
+        "parameters": begun[-1]["parameters"] if begun else None,
+        "baselines": begun[-1]["baselines"] if begun else None,
+        "floor": begun[-1]["floor"] if begun else None,
+        "state": RUNNING if held_by else ending(events),
+        "held_by": held_by,
+        "step": steps[-1]["step"] if steps else 0,
+        "total_steps": total,
+        "tokens": steps[-1]["tokens"] if steps else 0,
+        "seconds": sum(event["step_seconds"] for event in steps),
+        "begun": begun[0]["time"] if begun else None,
+        "resumes": sum(event["event"] == "resume" for event in begun),
+        "first_loss": steps[0]["loss"] if steps else None,
+        "last_loss": steps[-1]["loss"] if steps else None,
+        "recent_loss": math.fsum(float(event["loss"]) for event in steps[-RECENT:]) / len(steps[-RECENT:]) if steps else None,
+        "last_eval": evals[-1] if evals else None,
+        "best_eval": min(best, key=lambda event: event["val_loss"]) if best else None,
+        "checkpoints": list(checkpoints(run.checkpoints)),
+        "latest": marked(run.checkpoints, "latest"),
+        "best": marked(run.checkpoints, "best"),
+        "problem": next((event["error"] for event in reversed(events) if "error" in event), None),
+    }
+
+
+def ending(events: list[dict[str, Any]]) -> str:
+    """How a run that nobody holds came to its end: as its last event says, or without a word."""
+    if not events:
+        return NEVER_BEGUN
+    last = events[-1]
+    if last["event"] == "end":
+        return last["reason"]
+    return DIVERGED if last["event"] == "guard" and "error" in last else CUT_OFF
+
+
+def marked(folder: Path, which: str) -> int | None:
+    try:
+        return pointed(folder, which)
+    except DamagedError:
+        return None  # resume says what is wrong with it; this is a look from outside
+
+
+def describe(facts: dict[str, Any]) -> str:
+    kind = next(kind for kind in KINDS if kind in facts)
+    model, train = checked(kind, facts[kind], facts["path"]), checked("train", facts["train"], facts["path"])
+    rows = [
+        ("run", facts["path"]),
+        ("state", state_words(facts, train)),
+        ("model", model_words(model, facts["parameters"])),
+        ("data", f"{facts['source'] or 'none'}, tokenizer {train.tokenizer}"),
+        ("training", training_words(train)),
+        ("optimizer", optimizer_words(train)),
+        *progress_rows(facts),
+        ("saved", saved_words(facts)),
+    ]
+    if facts["state"] == RUNNING:
+        commands = [(f"tail -f {Path(facts['path']) / 'metrics.jsonl'}", "watch it")]
+    elif facts["state"] == NEVER_BEGUN or not facts["checkpoints"]:
+        commands = [(f"tapeless train resume {facts['path']}", "begin at step 0")]
+    else:
+        commands = next_commands(Path(facts["path"]), facts["state"], facts["total_steps"])
+    width = max(len(command) for command, _ in commands)
+    rows += [("next" if i == 0 else "", f"{command:<{width}}   # {what}") for i, (command, what) in enumerate(commands)]
+    return "\n".join(f"{label:<12}{text}".rstrip() for label, text in rows)
+
+
+def state_words(facts: dict[str, Any], train: TrainConfig) -> str:
+    words = {
+        RUNNING: f"running: held by {facts['held_by']}",
+        NEVER_BEGUN: "prepared, but no step was taken",
+        CUT_OFF: "cut off: the process ended without a word, as a kill would",
+        DIVERGED: f"diverged: {facts['problem']}",
+        "done": "done",
+        "early": f"ended early: no new best in {count(train.patience, 'evaluation')}",
+        "stopped": "stopped as asked",
+    }
+    done = "" if facts["total_steps"] is None else f"; step {facts['step']:,} of {facts['total_steps']:,}"
+    return words[facts["state"]] + done
+
+
+def training_words(train: TrainConfig) -> str:
+    rows = f"batches of {train.batch_size} x {train.seq_len}"
+    rows += f" x {train.grad_accum} micro-batches" if train.grad_accum > 1 else ""
+    return f"{rows}, {train.dtype} on {train.device}, seed {train.seed}"
+
+
+def progress_rows(facts: dict[str, Any]) -> list[Row]:
+    if not facts["step"]:
+        return []
+    begun = datetime.fromtimestamp(facts["begun"]).astimezone().isoformat(" ", "minutes")
+    resumed = f", resumed {count(facts['resumes'], 'time')}" if facts["resumes"] else ""
+    rows = [
+        ("begun", f"{begun}{resumed}; {facts['tokens']:,} tokens in {duration(facts['seconds'])} of steps"),
+        ("loss", f"{number(facts['recent_loss'])} over the last steps, {number(facts['first_loss'])} at the first"),
+    ]
+    for label, event in (("validation", facts["last_eval"]), ("best", facts["best_eval"])):
+        if event:
+            rows.append((label, f"{number(event['val_loss'])} at step {event['step']:,}"))
+    marks = [f"{name} {number(value)}" for name, value in reversed(facts["baselines"].items())]
+    floor = [] if facts["floor"] is None else [f"entropy of the source {number(facts['floor'])}"]
+    return [*rows, ("to beat", ", ".join([*marks, *floor]))]
+
+
+def saved_words(facts: dict[str, Any]) -> str:
+    if not facts["checkpoints"]:
+        return "no checkpoint"
+    names = {facts["latest"]: "latest", facts["best"]: "best"}
+    if facts["latest"] == facts["best"]:
+        names = {facts["latest"]: "latest and best"}
+    return "checkpoints of step " + ", ".join(f"{s:,} ({names[s]})" if s in names else f"{s:,}" for s in facts["checkpoints"])
+
+
+def number(value: float | str) -> str:
+    return f"{float(value):.4f}"  # metrics.jsonl spells NaN and infinity out

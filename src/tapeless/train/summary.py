@@ -1,0 +1,138 @@
+"""What a run is, in words: rows of a label and a text, for the display and for `train info`.
+
+Judged by: tests/train/test_display.py, tests/train/test_info.py."""
+
+import re
+import shlex
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+
+from tapeless.config import AnyModelConfig, ModelConfig, TrainConfig
+from tapeless.data.baselines import Baselines
+from tapeless.data.prepare import Dataset
+from tapeless.train.trainer import Trainer
+
+Row = tuple[str, str]
+
+
+def introduction(run: Path | None, trainer: Trainer, beaten: Baselines) -> list[Row]:
+    """Everything that was decided before the first step."""
+    model, data, c = trainer.model, trainer.data, trainer.config
+    at = f", goes on behind step {trainer.steps:,}" if trainer.resumed_from is not None else ""
+    threads = f", {count(torch.get_num_threads(), 'thread')}" if model.device.type == "cpu" else ""
+    ops = f"{model.ops.name} ({model.ops_reason})" if hasattr(model, "ops") else "reference (a SimpleLM is a Chain of them)"
+    decaying, others = decay_groups(model.params, trainer.optimizer.decay)
+    rows = [
+        ("run", f"{run}{at}" if run else f"nothing is written{at}"),
+        ("model", model_words(model.config, model.num_params)),
+        ("data", f"{data.source}; {len(data.train):,} tokens to train on, {len(data.val):,} to validate"),
+        ("tokenizer", tokenizer_words(data, model.config.vocab_size)),
+        ("ops", f"{ops}; {model.dtype} on {model.device}{threads}"),
+        ("steps", steps_words(trainer)),
+        ("optimizer", optimizer_words(c)),
+        ("decay", f"{c.weight_decay:g} on {decaying}; none on {others}" if c.weight_decay else "none"),
+        ("to beat", ", ".join(f"{name} {value:.4f}" for name, value in marks(data, beaten))),
+    ]
+    return rows
+
+
+def marks(data: Dataset, beaten: Baselines) -> list[tuple[str, float]]:
+    """The losses that one is held against, worst first, and the floor under all of them where it is known."""
+    floor = [] if data.floor is None else [("entropy of the source", data.floor)]
+    return [(f"ln {data.tokenizer.vocab_size}", beaten.uniform), ("unigram", beaten.unigram), ("bigram", beaten.bigram), *floor]
+
+
+def model_words(config: AnyModelConfig, parameters: int | None) -> str:
+    size = "" if parameters is None else f"{parameters:,} parameters: "
+    if not isinstance(config, ModelConfig):
+        return (
+            f"{size}SimpleLM, width {config.hidden_dim}, hidden layer {config.intermediate_dim}, vocabulary {config.vocab_size:,}"
+        )
+    c = config
+    heads = count(c.num_heads, "head") + (f" over {c.num_kv_heads} of keys" if c.num_kv_heads != c.num_heads else "")
+    norm = f"{'RMSNorm' if c.norm == 'rms' else 'LayerNorm'} {'before' if c.norm_placement == 'pre' else 'behind'} each sublayer"
+    position = {"rope": "rotary positions", "learned": "learned positions", "none": "no positions"}[c.position]
+    parts = [
+        f"{count(c.num_layers, 'layer')} of width {c.hidden_dim}",
+        heads,
+        f"{c.ffn} {c.intermediate_dim}",
+        norm,
+        position,
+        f"vocabulary {c.vocab_size:,}{' (tied)' if c.tie_embeddings else ''}",
+        f"up to {c.max_seq_len:,} tokens",
+        *([f"dropout {c.dropout:g}"] if c.dropout else []),
+    ]
+    return size + ", ".join(parts)
+
+
+def tokenizer_words(data: Dataset, vocab_size: int) -> str:
+    t = data.tokenizer
+    spare = vocab_size - t.vocab_size
+    unused = f"; the model's vocabulary of {vocab_size:,} is {spare:,} larger, which stay unused" if spare else ""
+    return f"{t.kind}, {t.vocab_size:,} ids, {data.bytes_per_token:.2f} bytes per token{unused}"
+
+
+def steps_words(trainer: Trainer) -> str:
+    c, total = trainer.config, trainer.total_steps
+    rows = f"{c.batch_size} x {trainer.seq_len}" + (f" x {c.grad_accum} micro-batches" if c.grad_accum > 1 else "")
+    tokens = c.batch_size * c.grad_accum * trainer.seq_len
+    epochs = total * trainer.loader.batch_size / trainer.loader.num_windows
+    warmup = f"{trainer.warmup_steps:,} of them warm-up" if trainer.warmup_steps else "no warm-up"
+    return f"{total:,} of {rows} = {tokens:,} tokens, {epochs:.3g} epochs; {warmup}"
+
+
+def optimizer_words(c: TrainConfig) -> str:
+    last = c.lr / 10 if c.min_lr is None else c.min_lr
+    rate = f"lr {c.lr:g}, {c.lr_schedule}" + ("" if c.lr_schedule == "constant" else f" to {last:g}")
+    moments = f"momentum {c.momentum:g}{', Nesterov' if c.nesterov else ''}" if c.optimizer == "sgd" else ""
+    clip = f"gradient norm clipped at {c.grad_clip:g}" if c.grad_clip else "no clipping"
+    return ", ".join(part for part in (c.optimizer, moments, rate, clip) if part)
+
+
+def decay_groups(names: Iterable[str], decay: Iterable[str]) -> tuple[str, str]:
+    """Which kinds of parameter decay and which do not, blocks taken together: `embed.w, attn.{wq wk wv wo}`."""
+    decaying = set(decay)
+    groups: tuple[dict[str, list[str]], dict[str, list[str]]] = ({}, {})
+    for name in names:
+        owner, _, leaf = re.sub(r"^blocks\.\d+\.", "", name).rpartition(".")
+        leaves = groups[name not in decaying].setdefault(owner, [])
+        if leaf not in leaves:
+            leaves.append(leaf)
+    return _grouped(groups[0]), _grouped(groups[1])
+
+
+def _grouped(group: dict[str, list[str]]) -> str:
+    named = [f"{owner}.{leaves[0]}" if len(leaves) == 1 else f"{owner}.{{{' '.join(leaves)}}}" for owner, leaves in group.items()]
+    return ", ".join(named) or "nothing"
+
+
+def next_commands(run: Path, ending: str, total_steps: int) -> list[Row]:
+    """What to type next, and what for. ending: done, early, or anything else for a run that can go on as it is."""
+    path = shlex.quote(str(run))
+    go_on = (f"tapeless train resume {path}", "go on, exactly as if it had never stopped")
+    if ending in ("done", "early"):
+        go_on = (f"tapeless train resume {path} --override max_steps={2 * total_steps}", "train for longer")
+    looks = [
+        (f"tapeless generate {path} --temperature 0.7", "let it write"),
+        (f"tapeless eval {path} --checkpoint best", "on all of the validation text"),
+    ]
+    return [*looks, go_on] if ending in ("done", "early") else [go_on, *looks]
+
+
+def count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def duration(seconds: float) -> str:
+    """As a person would say it: 41 s, 3 min 20 s, 2 h 05 min."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    return f"{whole // 60} min {whole % 60:02d} s" if whole < 3600 else f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+
+
+def readable(text: str) -> str:
+    """Text that is safe to show: a model may draw any byte, and a terminal would obey some of them."""
+    return "".join(c if c.isprintable() or c == "\n" else "    " if c == "\t" else "\ufffd" for c in text)

@@ -1,0 +1,232 @@
+"""L4: whole steps of training beside a loop that a PyTorch user would write, on the same weights and batches.
+
+There it is autograd of the twin on the whole batch at once, torch.optim with two parameter groups, the schedule as a formula;
+here the Trainer, micro-batches and all. What is compared is where the weights went: the gap is divided by the movement, since
+beside the weights themselves even a step in the wrong direction is small.
+Two parts of L5 live here as well: a step does not feel how its batch is cut, nor a run that it was stopped and resumed."""
+
+import math
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tapeless.config import ModelConfig, TrainConfig
+from tapeless.model.build import AnyModel
+from tapeless.train.step import accumulate_gradients
+from tapeless.verify import twin
+from tapeless.verify.finding import Finding, distance
+from tapeless.verify.fixtures import FIRST_SAMPLE, MODEL_CASES, SEED, STEP, ModelCase, T, V, build, values
+from tapeless.verify.model_judges import compared, largest_gap, rounding_floor, zero_by_identity
+from tapeless.verify.oracles import Point, norm
+from tapeless.verify.tolerances import ACCUMULATION, TRAINING, TRAINING_LOSS
+
+if TYPE_CHECKING:  # at run time where it is used: a trainer needs safetensors, the other levels do not
+    from tapeless.train.trainer import Trainer
+
+ROWS, CUT = 4, 2  # of a batch, and into how many micro-batches it is cut
+CASES = {case.name: case for case in MODEL_CASES}
+
+
+class Recipe(NamedTuple):
+    """One training run as L4 judges it."""
+
+    case: str
+    options: dict[str, Any]  # of TrainConfig
+    steps: int = 12
+    dtype: str = "float64"
+    resume_at: int | None = None  # stopped here, and resumed from its checkpoint
+
+    @property
+    def config(self) -> TrainConfig:
+        common = {"batch_size": ROWS // CUT, "grad_accum": CUT, "seq_len": T, "max_steps": self.steps, "dtype": self.dtype}
+        return TrainConfig(**{**common, **self.options})
+
+
+# eps is so large that its place in the formula matters; grad_clip lies among the norms, so that it cuts some steps and not all.
+_ADAM = {"lr": 3e-3, "eps": 1e-3, "weight_decay": 0.1, "grad_clip": 1.2}
+_SGD = {"optimizer": "sgd", "lr": 0.05, "weight_decay": 0.01}
+RECIPES = (
+    Recipe("llama", {**_ADAM, "warmup_steps": 10}, steps=100, resume_at=50),
+    Recipe("penalties", {**_ADAM, "warmup_steps": 3, "grad_clip": 1.5}),
+    Recipe("simplelm", {**_ADAM, "lr_schedule": "linear", "grad_clip": 0.8}, steps=20),
+    Recipe("mqa", {**_ADAM, "optimizer": "adam", "lr_schedule": "linear"}),
+    Recipe("gpt2", {**_SGD, "momentum": 0.9, "nesterov": True, "lr_schedule": "linear"}),
+    Recipe("cllm", {**_SGD, "momentum": 0.9, "lr_schedule": "constant"}),
+    Recipe("llama", {**_ADAM, "warmup_steps": 4}, steps=20, dtype="float32"),
+    Recipe("gpt2", {**_SGD, "momentum": 0.9, "lr_schedule": "constant"}, steps=20, dtype="float32"),
+    Recipe("llama", {**_ADAM, "warmup_steps": 4}, steps=20, dtype="bfloat16"),
+)
+
+
+class Course(NamedTuple):
+    """Where a run went."""
+
+    weights: dict[str, Tensor]  # at its end
+    losses: list[float]  # of every step
+    norms: list[float]  # of the gradient at every step, before clipping
+
+
+def batch_at(step: int) -> tuple[Tensor, Tensor]:  # tokens, targets (ROWS, T) int64
+    """Another one for every step, the micro-batches with unequal counts of valid targets, at times with none."""
+    text = torch.randint(V, (ROWS, T + 1), generator=torch.Generator().manual_seed(step))
+    tokens, targets = text[:, :-1].contiguous(), text[:, 1:].contiguous()
+    targets[0, : step % T] = -100
+    targets[1, step % 3 :: 2] = -100
+    if step % 4 == 0:
+        targets[ROWS // CUT :] = -100
+    return tokens, targets
+
+
+def level_4() -> Iterator[Finding]:
+    for recipe in RECIPES:
+        yield from by_torch(recipe, our_course(recipe))
+
+
+def by_torch(recipe: Recipe, ours: Course) -> Iterator[Finding]:
+    """Loss and gradient norm of every step, and every tensor at the end. In bfloat16 the losses alone."""
+    case, dtype = CASES[recipe.case], recipe.dtype
+    start, theirs = values(build(case)), their_course(recipe)
+    check = f"training[{recipe.config.optimizer}, {recipe.case}, {dtype}]"
+    clipped = sum(size > recipe.config.grad_clip for size in theirs.norms)
+    yield Finding("L4", check, "underpowered", "clipping of some steps", float(clipped in (0, recipe.steps)), 0.0)
+    gap = distance(torch.tensor(ours.losses), torch.tensor(theirs.losses))
+    yield Finding("L4", check, "torch", "loss", gap.largest, TRAINING_LOSS[dtype], gap.where)
+    if dtype not in TRAINING:
+        return
+    gap = distance(torch.tensor(ours.norms), torch.tensor(theirs.norms))
+    yield Finding("L4", check, "torch", "gradient norm", gap.largest, TRAINING[dtype], gap.where)
+    movement = {name: w - start[name] for name, w in theirs.weights.items()}
+    zeros = zero_by_identity(case.config, T)
+    for name, w in ours.weights.items():
+        size = norm(movement if name in zeros else {name: movement[name]})
+        away = norm({name: w - theirs.weights[name]})
+        yield Finding("L4", check, "torch.optim", name, away / size if size else math.inf, TRAINING[dtype])
+
+
+def their_course(recipe: Recipe) -> Course:
+    """Autograd and torch.optim in float64, on the batch as a whole."""
+    case, c = CASES[recipe.case], recipe.config
+    weights = {name: w.requires_grad_() for name, w in values(build(case)).items()}
+    groups = [
+        {"params": [w for w in weights.values() if w.dim() >= 2], "weight_decay": c.weight_decay},
+        {"params": [w for w in weights.values() if w.dim() < 2], "weight_decay": 0.0},
+    ]
+    optimizer: torch.optim.Optimizer
+    if c.optimizer == "sgd":
+        optimizer = torch.optim.SGD(groups, c.lr, momentum=c.momentum, nesterov=c.nesterov)
+    else:
+        kind = torch.optim.AdamW if c.optimizer == "adamw" else torch.optim.Adam
+        optimizer = kind(groups, c.lr, betas=(c.beta1, c.beta2), eps=c.eps)
+    losses, norms = [], []
+    for step in range(recipe.steps):
+        for group in optimizer.param_groups:
+            group["lr"] = their_rate(step, recipe)
+        optimizer.zero_grad()
+        with torch.enable_grad():
+            loss = their_loss(case, weights, step)
+        loss.backward()
+        gradients = [w.grad for w in weights.values() if w.grad is not None]
+        size = math.sqrt(sum(float(g.square().sum()) for g in gradients))
+        for g in gradients if size > c.grad_clip > 0 else ():  # torch's own clip_grad_norm_ divides by norm + 1e-6
+            g.mul_(c.grad_clip / size)
+        optimizer.step()
+        losses.append(float(loss))
+        norms.append(size)
+    return Course({name: w.detach() for name, w in weights.items()}, losses, norms)
+
+
+def their_loss(case: ModelCase, weights: Point, step: int) -> Tensor:  # ()
+    tokens, targets = batch_at(step)
+    masks = None
+    if isinstance(case.config, ModelConfig) and case.config.dropout:
+        masks = twin.dropout_masks(case.config, tokens, seed=SEED, step=step, first_sample=step * ROWS)
+    return twin.loss(case.config, weights, tokens, targets, masks=masks)
+
+
+def their_rate(step: int, recipe: Recipe) -> float:
+    c = recipe.config
+    top, bottom, warmup = c.lr, c.lr / 10, c.warmup_steps or 0
+    if step < warmup:
+        return top * (step + 1) / warmup
+    gone = (step - warmup) / (recipe.steps - 1 - warmup)
+    falls: dict[str, Callable[[], float]] = {
+        "constant": lambda: 0.0,
+        "linear": lambda: gone,
+        "warmup-cosine": lambda: math.sin(math.pi * gone / 2) ** 2,
+    }
+    return top - (top - bottom) * falls[c.lr_schedule]()
+
+
+def our_course(recipe: Recipe) -> Course:
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = make_trainer(recipe, Path(folder))
+        done = []
+        for step in range(recipe.steps):
+            if step == recipe.resume_at:
+                trainer = resumed(trainer, recipe)
+            done.append(trainer.step(*batch_at(step)))
+        return Course(values(trainer.model), [metrics.loss for metrics in done], [metrics.grad_norm for metrics in done])
+
+
+def make_trainer(recipe: Recipe, folder: Path) -> "Trainer":
+    """A trainer of the recipe's model, which writes to `folder`; its data are a few tokens that nobody trains on."""
+    from tapeless.data.prepare import Dataset
+    from tapeless.data.tokenizer import make_tokenizer
+    from tapeless.train.run_dir import RunDir
+    from tapeless.train.trainer import Trainer
+
+    tokens = np.arange(10 * T) ** 2 % V
+    data = Dataset(tokens, tokens, make_tokenizer("bytes", "", None), "", None, 1.0, "fixture", 1, None)
+    run = RunDir(folder)
+    return Trainer(build(CASES[recipe.case], recipe.dtype), recipe.config, data, run=run)
+
+
+def resumed(trainer: "Trainer", recipe: Recipe) -> "Trainer":
+    """Another trainer of another model, brought to where this one stands through a checkpoint on the disk."""
+    from tapeless.train.checkpoint import read_checkpoint
+
+    path = trainer.save()
+    assert path is not None
+    fresh = make_trainer(recipe, path.parents[1])
+    fresh.resume(read_checkpoint(path))
+    return fresh
+
+
+def by_cutting(case: ModelCase) -> Iterator[Finding]:
+    """L5: the gradients of a step do not feel how its batch is cut into micro-batches, nor what was in them before."""
+    for dtype, bound in ACCUMULATION.items():
+        model = build(case, dtype)
+        loss, whole = _accumulated(model, 1)
+        zeros = zero_by_identity(case.config, T)
+        for k in (2, 4):
+            check = f"step[{case.name}, {dtype}, {k} micro-batches]"
+            cut_loss, cut = _accumulated(model, k)
+            yield from compared("L5", check, "one batch", cut, whole, bound, zeros=zeros, floor=rounding_floor(dtype))
+            yield Finding("L5", check, "one batch", "loss", abs(cut_loss / loss - 1), bound)
+            yield largest_gap("L5", check, "repetition", _accumulated(model, k)[1], cut)
+
+
+def _accumulated(model: AnyModel, k: int) -> tuple[float, dict[str, Tensor]]:
+    loss = accumulate_gradients(model, *batch_at(1), grad_accum=k, step=STEP, first_sample=FIRST_SAMPLE)
+    return loss, {name: g.clone() for name, g in model.grads.items()}
+
+
+def by_resume(dtype: str) -> Iterator[Finding]:
+    """L5: a run that was stopped after half of its steps and resumed ends bit for bit where the unbroken one does."""
+    recipe = Recipe("penalties", {**_ADAM, "warmup_steps": 1}, steps=6, dtype=dtype)
+    with tempfile.TemporaryDirectory() as folder:
+        unbroken, broken = (make_trainer(recipe, Path(folder) / name) for name in ("unbroken", "broken"))
+        for step in range(recipe.steps):
+            if step == recipe.steps // 2:
+                broken = resumed(broken, recipe)
+            unbroken.step(*unbroken.next_batch())
+            broken.step(*broken.next_batch())
+    check = f"resume[{recipe.case}, {dtype}]"
+    yield largest_gap("L5", check, "unbroken run", broken.model.params, unbroken.model.params)
+    for kind, moments in unbroken.optimizer.named_state().items():
+        yield largest_gap("L5", f"{check} {kind}", "unbroken run", broken.optimizer.named_state()[kind], moments)

@@ -1,0 +1,97 @@
+"""Small runs to stop, kill, resume and compare."""
+
+import json
+import random
+import shutil
+from collections.abc import Callable, Collection
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from tapeless.config import AnyModelConfig, ModelConfig, TrainConfig
+from tapeless.data.files import file_sha256
+from tapeless.data.prepare import Dataset, open_prepared, prepare
+from tapeless.train.metrics_log import read_metrics
+from tapeless.train.run_config import read_run_config
+from tapeless.train.run_dir import RunDir
+from tapeless.train.runs import Recorder, begin, go_on, make_model
+from tapeless.train.trainer import Trainer
+
+MODEL = ModelConfig(vocab_size=256, hidden_dim=16, num_layers=2, num_heads=2, intermediate_dim=24, max_seq_len=8)
+WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog", "and", "runs", "home"]
+TIMES = {"time", "step_seconds", "tokens_per_second"}  # what no two runs agree on
+
+
+def text_of(characters: int, seed: int = 0) -> str:
+    draw = random.Random(seed)
+    return " ".join(draw.choice(WORDS) for _ in range(characters))[:characters]
+
+
+def text_file(folder: Path, characters: int) -> str:
+    path = folder / "text.txt"
+    path.write_text(text_of(characters))
+    return str(path)
+
+
+def dataset(folder: Path, characters: int = 700, seq_len: int = 8) -> Dataset:
+    """By default 77 windows of 8 to train on, 9 to validate on."""
+    return prepare(TrainConfig(dataset_path=text_file(folder, characters), seq_len=seq_len), 256, folder / "data")
+
+
+def config(**changes: Any) -> TrainConfig:
+    usual = {"batch_size": 2, "max_steps": 12, "save_every": 4, "eval_every": 3, "sample_every": 6, "sample_tokens": 5}
+    return TrainConfig(**(usual | {"keep_last": 2, "lr": 1e-2, "verify": False} | changes))
+
+
+def begin_run(out: Path, train: TrainConfig, model: AnyModelConfig = MODEL) -> RunDir:
+    path = train.dataset_path or text_file(out.parent, 700)
+    return begin(model, replace(train, dataset_path=path), out, ["test"])[0]
+
+
+def play(
+    run: RunDir,
+    *,
+    resume: bool = False,
+    stopped: Callable[[Trainer], bool] = lambda trainer: False,
+    on_event: Callable[[dict[str, Any]], None] = lambda event: None,
+    **changes: Any,
+) -> tuple[str, Trainer]:
+    """What the command does: train a run to its end, or until `stopped`. changes: of [train]."""
+    settings = read_run_config(run.config)
+    train = replace(settings.train, **changes)
+    with Recorder(run, on_event) as record:
+        trainer = Trainer(
+            make_model(settings.model, train),
+            train,
+            open_prepared(run.path),
+            run=run,
+            on_event=record,
+            before_save=record.log.sync,
+            stopped=lambda: stopped(trainer),
+        )
+        if resume:
+            go_on(trainer, record, fallback=True, on_warning=lambda text: None)
+        return trainer.run(), trainer
+
+
+def events(run: RunDir, kinds: Collection[str] = ("step", "eval", "sample", "checkpoint")) -> list[dict[str, Any]]:
+    """metrics.jsonl without what the clock says."""
+    found = [event for event in read_metrics(run.metrics) if event["event"] in kinds]
+    return [{key: value for key, value in event.items() if key not in TIMES} for event in found]
+
+
+def final_bytes(run: RunDir) -> dict[str, str]:
+    """What must not depend on how often a run was interrupted: the last checkpoint, the names beside it, and the samples."""
+    latest = run.checkpoints / (run.checkpoints / "latest").read_text().strip()
+    files = [latest / name for name in ("model.safetensors", "optim.safetensors", "state.json")]
+    files += [run.checkpoints / "latest", run.checkpoints / "best", *sorted(run.samples.iterdir())]
+    return {file.name: file_sha256(file) for file in files}
+
+
+def copy_of(run: RunDir, name: str) -> RunDir:
+    """What a kill -9 at this moment would leave: the operating system has every byte that was written."""
+    return RunDir(shutil.copytree(run.path, run.path.with_name(name)))
+
+
+def state(path: Path) -> dict[str, Any]:
+    return json.loads((path / "state.json").read_bytes())

@@ -60,11 +60,10 @@ def memory() -> str:
     for (model, tokens, dtype), policy in cells.items():
         lines.append(f"| `{model}` | {tokens} | {dtype} | {policy['none']} | {policy['cheap']} | {policy['full']} |")
     fused = result("linear_cross_entropy")
-    share = fused["peak_bytes"]["fused"] / fused["logits_bytes"]
+    together, apart, logits = (n / 2**20 for n in (*fused["peak_bytes"].values(), fused["logits_bytes"]))
     closing = (
-        f"The fused output product and loss peaks at {fused['peak_bytes']['fused'] / 2**20:.1f} MiB above its inputs at V = 32000, "
-        f"N = 2048,\nfloat32: {share:.3f} of the logits' {fused['logits_bytes'] / 2**20:.0f} MiB. "
-        f"The two ops apart peak at {fused['peak_bytes']['apart'] / 2**20:.0f} MiB."
+        f"The fused output product and loss peaks at {together:.1f} MiB above its inputs at V = 32000, N = 2048, float32:\n"
+        f"{together / logits:.3f} of the logits' {logits:.0f} MiB. The two ops apart peak at {apart:.0f} MiB."
     )
     return "\n".join([*lines, "", closing]) + "\n"
 

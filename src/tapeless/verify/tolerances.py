@@ -6,7 +6,7 @@ TWIN = 1e-11  # L1, float64 against autograd
 CENTRAL = 1e-7  # L1, float64, Richardson-extrapolated
 CENTRAL_RATIO = 0.2  # how far the error ratio of h and h/2 may be from 4 for such an estimate to be believed
 OP_FLOAT32 = 1e-5  # L1: float32 against the same op in float64
-OP_BFLOAT16 = 8 * 2**-8  # L1: eight roundings of half a unit in the last of 8 bits; the worst seen is three
+OP_BFLOAT16 = 8 * 2**-8  # L1: eight roundings, each at most 2**-8; the worst seen is 3.2 of them
 KERNEL_FORWARD, KERNEL_BACKWARD = 2.0, 3.0  # bfloat16: times the error of the reference op in the same dtype
 
 DIRECTION = 1e-8  # L2: directional derivative by central differences, float64

@@ -38,6 +38,7 @@ train: $(READY)  ## check the gradients of the default model; there is no traine
 
 accept: $(READY)  ## measure every claim, print claim, bound, value and verdict
 	$(BIN)/python acceptance/run.py
+	$(BIN)/python acceptance/tables.py
 
 clean:  ## remove .venv and everything generated
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache

@@ -52,6 +52,9 @@ for name in preset_names():
             "tensors": len(listed),
             "checks": len(report["findings"]),
             "worst": max(f["error"] for f in exact),
+            "full_size": max(
+                f["error"] for f in report["findings"] if f["tensor"].startswith("along") and f["oracle"] == "complex step"
+            ),
             "seconds": seconds,
             "before": report["sgd"]["before"],
             "after": report["sgd"]["after"],

@@ -33,7 +33,7 @@ def fused(x, targets, w, dw):  # type: ignore[no-untyped-def]
 
 
 def apart(x, targets, w, dw):  # type: ignore[no-untyped-def]
-    logits, linear_saved = linear_forward(x, w)
+    logits, linear_saved = linear_forward(x, w, None)
     loss, saved = cross_entropy_forward(logits, targets)
     dlogits = cross_entropy_backward(1.0, saved)
     return loss, linear_backward(dlogits, linear_saved, w, None, dw, None)

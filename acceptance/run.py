@@ -8,11 +8,11 @@ import time
 from pathlib import Path
 
 HOME = Path(__file__).resolve().parent
-HELPERS = {"run", "claim", "tables"}
+NOT_CLAIMS = {"run", "claim", "tables"}
 
 
 def main(wanted: list[str]) -> int:
-    known = sorted(path.stem for path in HOME.glob("*.py") if path.stem not in HELPERS)
+    known = sorted(path.stem for path in HOME.glob("*.py") if path.stem not in NOT_CLAIMS)
     unknown = [name for name in wanted if name not in known]
     if unknown:
         print(f"no such script: {', '.join(unknown)}; there are {', '.join(known)}", file=sys.stderr)

@@ -5,9 +5,15 @@ import torch
 
 from tapeless.config import ModelConfig, SimpleLMConfig
 from tapeless.errors import ConfigError, InputError, NonFiniteError, OrderError
+from tapeless.model.build import build_model
+from tapeless.model.chain import Chain, layer, residual
+from tapeless.model.memory import saved_bytes
 from tapeless.model.simple_lm import SimpleLM
 from tapeless.model.transformer import Transformer
+from tapeless.ops.embed import EMBED
+from tapeless.ops.linear import LINEAR
 from tapeless.ops.positions import POSITIONS
+from tapeless.ops.rms_norm import RMS_NORM
 from tapeless.verify.fixtures import TRANSFORMER_CASES, batch, build, shrunk
 
 CASES = {case.name: case for case in TRANSFORMER_CASES}
@@ -197,3 +203,73 @@ def test_simple_lm_checks_too(data):
     model.params["hidden.w"][0, 0] = torch.nan
     with pytest.raises(NonFiniteError, match=r"hidden\.w"):
         model.logits(targets.clamp_min(0))
+
+
+def test_parameters_written_between_forward_and_backward_are_an_error():
+    model = Transformer(ModelConfig())
+    tokens = torch.zeros(1, 3, dtype=torch.int64)
+    model.forward(tokens, tokens)
+    model.params["embed.w"].mul_(1.5)
+    with pytest.raises(OrderError, match="written between forward and backward"):
+        model.backward()
+
+
+@pytest.mark.parametrize("config", [ModelConfig(), SimpleLMConfig()])
+def test_a_refused_forward_leaves_nothing_for_backward(config):
+    model = build_model(config)
+    tokens = torch.zeros(1, 3, dtype=torch.int64)
+    model.forward(tokens, tokens)
+    with pytest.raises(InputError):
+        model.forward(tokens, tokens + 1000)
+    with pytest.raises(OrderError, match="backward without a forward"):
+        model.backward()
+
+
+@pytest.mark.parametrize("config", [ModelConfig(), SimpleLMConfig()])
+def test_an_upstream_gradient_of_another_shape_is_refused_and_the_right_one_still_taken(config):
+    model = build_model(config)
+    logits = model.logits(torch.zeros(1, 3, dtype=torch.int64), keep=True)
+    with pytest.raises(InputError, match="dlogits must be like the logits"):
+        model.backward(logits[:, :2])
+    with pytest.raises(InputError, match="dlogits must be like the logits"):
+        model.backward(logits.double())
+    model.backward(logits)
+
+
+@pytest.mark.parametrize("config", [ModelConfig(), SimpleLMConfig()])
+def test_the_two_kinds_of_backward_are_not_confused(config):
+    model = build_model(config)
+    tokens = torch.zeros(1, 3, dtype=torch.int64)
+    logits = model.logits(tokens, keep=True)
+    with pytest.raises(OrderError, match=r"backward\(dlogits\) follows logits"):
+        model.backward()
+    model.forward(tokens, tokens)
+    with pytest.raises(OrderError, match=r"backward\(dlogits\) follows logits"):
+        model.backward(logits)
+
+
+@pytest.mark.parametrize("config", [ModelConfig(), SimpleLMConfig()])
+@pytest.mark.parametrize("method", ["forward", "loss"])
+def test_a_divisor_below_one_is_refused(config, method):
+    tokens = torch.zeros(1, 3, dtype=torch.int64)
+    with pytest.raises(InputError, match="num_targets must be at least 1, got 0"):
+        getattr(build_model(config), method)(tokens, tokens, num_targets=0)
+
+
+def test_typos_are_errors_everywhere():
+    with pytest.raises(ConfigError, match="unknown recompute policy 'chep'; did you mean 'cheap'"):
+        saved_bytes(ModelConfig(), 1, 8, "chep", "float32")
+    with pytest.raises(ConfigError, match="unknown dtype 'float16'"):
+        saved_bytes(ModelConfig(), 1, 8, "cheap", "float16")
+    with pytest.raises(ConfigError, match="unknown dtype 'float16'"):
+        build_model(SimpleLMConfig(), dtype="float16")
+    with pytest.raises(ConfigError, match="takes a ModelConfig, got SimpleLMConfig"):
+        Transformer(SimpleLMConfig())
+    with pytest.raises(ConfigError, match="unknown init 'kaimingg'; did you mean 'kaiming'"):
+        Chain(layer("a", LINEAR, w=(2, 3), b=None), init="kaimingg")
+    with pytest.raises(ConfigError, match="b is missing; None leaves a parameter out"):
+        layer("a", LINEAR, w=(2, 3))
+    with pytest.raises(ConfigError, match="unknown option epss; did you mean 'eps'"):
+        layer("a", RMS_NORM, w=(3,), epss=1e-5)
+    with pytest.raises(ConfigError, match="put an embedding before it"):
+        Chain(residual(layer("a", EMBED, w=(4, 3)))).forward(torch.tensor([[1]]))

@@ -19,10 +19,12 @@ def test_contract(case: OpCase):
 @pytest.mark.parametrize(("fused", "norm"), [(ADD_RMS_NORM, RMS_NORM), (ADD_LAYER_NORM, LAYER_NORM)], ids=["rms", "layer"])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
 def test_equals_the_norm_of_the_sum_bit_for_bit(fused: Op, norm: Op, dtype: torch.dtype):
-    x, delta, w = (torch.randn(*shape).to(dtype) for shape in ((2, 3, 5), (2, 3, 5), (5,)))
-    s, n, _ = fused.forward(x, delta, w, eps=1e-5)
+    x, delta, *params = (torch.randn(*shape).to(dtype) for shape in ((2, 3, 5), (2, 3, 5), (5,), (5,)))
+    if norm is RMS_NORM:
+        params.pop()
+    s, n, _ = fused.forward(x, delta, *params, eps=1e-5)
     assert torch.equal(s, x + delta)
-    assert torch.equal(n, norm.forward(s, w, eps=1e-5)[0])
+    assert torch.equal(n, norm.forward(s, *params, eps=1e-5)[0])
 
 
 def test_without_delta_the_sum_is_the_input_itself():

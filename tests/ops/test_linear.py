@@ -28,7 +28,7 @@ def test_float32_gradient_keeps_what_bfloat16_would_lose():
     x = torch.full((1, 1), 2.0**-9, dtype=torch.bfloat16)
     w, dy = torch.ones(1, 1, dtype=torch.bfloat16), torch.ones(1, 1, dtype=torch.bfloat16)
     dw = torch.ones(1, 1)
-    _, saved = linear_forward(x, w)
+    _, saved = linear_forward(x, w, None)
     for _ in range(8):
         linear_backward(dy, saved, w, None, dw, None)
     assert dw.item() == 1 + 8 * 2.0**-9

@@ -11,7 +11,8 @@ import argparse
 import json
 import sys
 
-from tapeless.cli.options import add_model_arguments, chosen
+from tapeless.cli.options import add_model_arguments, chosen, given
+from tapeless.errors import UsageError
 
 HELP = "prove the gradients of a model by independent oracles"
 FAILED = 3
@@ -23,13 +24,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--op", metavar="NAME", help="check one op instead of a model")
     what.add_argument("--mutant", metavar="NAME", help="plant one bug, by its number or name, and see which levels find it")
     what.add_argument("--mutants", action="store_true", help="plant every known bug and print which levels find it")
-    parser.add_argument("--seed", type=int, default=0, help="seed of weights, batches and directions (default 0)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the check at full size (default 0)")
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")
     add_model_arguments(parser)
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
+    asked = [flag for flag in ("op", "mutant", "mutants") if getattr(args, flag)]
+    ignored = [
+        name for name, value in vars(args).items() if name.startswith("model.") or (name in ("preset", "config") and value)
+    ]
+    if asked and ignored:
+        flag = ignored[0].removeprefix("model.").replace("_", "-")
+        raise UsageError(f"--{asked[0]} does not look at a model; leave --{flag} out")
     if args.mutants or args.mutant:
         return check_mutants(args)
     return check_op(args) if args.op else check_model(args)
@@ -53,7 +61,7 @@ def check_model(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(report.as_json()))
         return 0 if report.ok else FAILED
-    rows: list[tuple[str, ...]] = [("tensor", "shape", *PER_TENSOR, "worst at", "")]
+    rows: list[tuple[str, ...]] = [("tensor", "shape", "checked as", *PER_TENSOR, "worst at", "")]
     for row in report.tensors:
         found = [row.by(oracle) for oracle in PER_TENSOR]
         where = next((f.where for f in found if f and f.where is not None), None)
@@ -62,16 +70,16 @@ def check_model(args: argparse.Namespace) -> int:
             (
                 row.tensor,
                 "x".join(map(str, row.shape)),
+                "x".join(map(str, row.checked_as)),
                 *(f"{f.error:.1e}" if f else "zero by identity" for f in found),
                 str(list(where)) if where is not None else "",
                 "FAILED: " + ", ".join(against) if against else "ok",
             )
         )
     print(table(rows))
-    print(f"\n{len(report.findings)} checks of {report.parameters:,} parameters in {len(report.tensors)} tensors;")
-    print(f"three directions through the model {report.scope}")
+    print(f"\n{len(report.findings)} checks; {len(report.tensors)} tensors at fixture sizes, all of the model {report.scope}")
     step = report.step
-    print(f"one step downhill: loss {step.before:.6f} -> {step.after:.6f} (the gradient alone foretells {step.expected:.6f})")
+    print(f"one step downhill: loss {step.before:.6f} -> {step.after:.6f} (the gradient alone predicts {step.predicted:.6f})")
     for finding in report.failures:
         print(finding)
     print("gradients agree with every oracle" if report.ok else f"{len(report.failures)} checks FAILED")
@@ -96,8 +104,7 @@ def check_op(args: argparse.Namespace) -> int:
 
 
 def check_mutants(args: argparse.Namespace) -> int:
-    from tapeless.config import nearest
-    from tapeless.errors import UsageError
+    from tapeless.verify.gradcheck import one_thread
     from tapeless.verify.hf_levels import missing
     from tapeless.verify.levels import LEVELS
     from tapeless.verify.mutant_table import MUTANTS
@@ -108,13 +115,15 @@ def check_mutants(args: argparse.Namespace) -> int:
         say(f"L3 is left out: {reason}")
     names = {mutant.name: mutant.number for mutant in MUTANTS}
     if args.mutant and args.mutant not in [*names, *names.values()]:
-        raise UsageError(f"unknown mutant {args.mutant!r}; {nearest(args.mutant, names)}")
+        numbers = f"there are {', '.join(names.values())}"
+        raise UsageError(f"unknown mutant {args.mutant!r}; {numbers}")
 
     def show(result: MutantResult) -> None:
         marks = "  ".join(level if level in result.killed_by else "··" for level in LEVELS)
         say(f"{result.number:>4}  {marks}  {result.name}")
 
-    results = run_mutants([names.get(args.mutant, args.mutant)] if args.mutant else None, progress=show)
+    with one_thread():
+        results = run_mutants([names.get(args.mutant, args.mutant)] if args.mutant else None, progress=show)
     alive, twice = survivors(results), share_killed_twice(results)
     if args.json:
         print(json.dumps({"mutants": [result._asdict() for result in results]}))

@@ -1,10 +1,12 @@
-"""Which implementation of the ops a model uses. Decided once, here, and said aloud; the model never looks at the device.
+"""Which implementation of the ops a model uses. Decided once, here, and logged with its reason; the model never looks at
+the device.
 
-`auto` takes the best set known for the device and dtype. A set asked for by name that cannot run there is an error, never
+`auto` is the reference set until another is built in. A set asked for by name that cannot run there is an error, never
 a silent fallback."""
 
 import logging
 from collections.abc import Collection
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -37,13 +39,7 @@ def register_ops(
     """Make a set of one's own selectable by name. Start from `dataclasses.replace(REFERENCE, attention=…)`."""
     if name == "auto" or name in _BACKENDS:
         raise ConfigError(f"a set of ops named {name!r} is already there; choose another name")
-    _BACKENDS[name] = Backend(ops, devices, dtypes)
-
-
-def unregister_ops(name: str) -> None:
-    if name == "reference" or name not in _BACKENDS:
-        raise ConfigError(f"no registered set of ops is named {name!r}")
-    del _BACKENDS[name]
+    _BACKENDS[name] = Backend(replace(ops, name=name), devices, dtypes)
 
 
 def choose(request: str, device: torch.device, dtype: str) -> Choice:

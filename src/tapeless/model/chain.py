@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from tapeless.config import nearest
 from tapeless.errors import ConfigError, OrderError
 from tapeless.model.init import initialize
 from tapeless.model.params import FlatLayout, ParamSpec, ParamStore
@@ -67,17 +68,25 @@ class Residual(NamedTuple):
         return [spec for part in self.branch for spec in part.specs()]
 
     def forward(self, x: Tensor, params: Mapping[str, Tensor]) -> tuple[Tensor, Any]:
+        if not (x.is_floating_point() or x.is_complex()):
+            raise ConfigError(f"a residual branch adds to its input, which here is {x.dtype}; put an embedding before it")
         y, saved = _run(self.branch, x, params)
         return x + y, saved
 
     def backward(self, dy: Tensor, saved: Any, params: Mapping[str, Tensor], grads: Mapping[str, Tensor]) -> Tensor:
         dx = _run_back(self.branch, dy, saved, params, grads)
-        assert dx is not None, "a residual branch cannot begin with integers"
-        return dy + dx
+        return dy if dx is None else dy + dx
 
 
 def layer(name: str, op: Op, **options: Any) -> Layer:
     """A parameter's shape is a tuple, and None leaves the parameter out; everything else is a setting of the op."""
+    wanted = list(inspect.signature(op.forward).parameters.values())[1:]  # behind the activation
+    for key in options:
+        if key not in [parameter.name for parameter in wanted]:
+            raise ConfigError(f"layer {name!r}: unknown option {key}; {nearest(key, [p.name for p in wanted])}")
+    for parameter in wanted:
+        if parameter.default is parameter.empty and parameter.name not in options:
+            raise ConfigError(f"layer {name!r}: {parameter.name} is missing; None leaves a parameter out")
     shapes = {key: value for key, value in options.items() if value is None or isinstance(value, tuple)}
     return Layer(name, op, shapes, {key: value for key, value in options.items() if key not in shapes})
 
@@ -121,7 +130,7 @@ class Chain:
         self.store = ParamStore(FlatLayout(specs), torch.device(device), dtype)
         self._compute = self.store.layout.views(self.store.compute_flat)
         initialize(self.store, init, len(parts), seed)
-        self._saved: list[Any] | None = None
+        self._saved: tuple[list[Any], int] | None = None  # what forward kept, and the version of the parameters it saw
 
     @property
     def params(self) -> Mapping[str, Tensor]:
@@ -136,14 +145,18 @@ class Chain:
 
     def forward(self, x: Tensor, *, keep: bool = True) -> Tensor:
         self.store.refresh()
+        if keep:
+            self._saved = None  # whatever goes wrong from here on, backward must not take an older forward for this one
         y, saved = _run(self.parts, x, self._compute)
         if keep:
-            self._saved = saved
+            self._saved = saved, self.store.version
         return y
 
     def backward(self, dy: Tensor) -> Tensor | None:
         """Accumulate into `grads` and return the input's gradient, None where the input was integers."""
         if self._saved is None:
             raise OrderError("backward without a forward: call forward(x) before each")
-        saved, self._saved = self._saved, None
+        saved, version = self._saved
+        self.store.expect_version(version)
+        self._saved = None
         return _run_back(self.parts, dy, saved, self._compute, self.store.grads)

@@ -47,3 +47,15 @@ def check_targets(targets: Tensor, tokens: Tensor, vocab_size: int) -> None:
 def check_documents(documents: Tensor, tokens: Tensor) -> None:
     _check_ids("documents", documents, tokens.device)
     _check_same_shape("documents", documents, tokens)
+
+
+def check_num_targets(num_targets: int | None) -> None:
+    if num_targets is not None and num_targets < 1:
+        raise InputError(f"num_targets must be at least 1, got {num_targets}")
+
+
+def check_upstream(dlogits: Tensor, shape: torch.Size | None, dtype: torch.dtype) -> None:
+    if dlogits.shape != shape or dlogits.dtype != dtype:
+        raise InputError(
+            f"dlogits must be like the logits, {tuple(shape or ())} {dtype}, got {tuple(dlogits.shape)} {dlogits.dtype}"
+        )

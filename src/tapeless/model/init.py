@@ -12,6 +12,8 @@ import math
 import torch
 from torch import Tensor
 
+from tapeless.config import nearest
+from tapeless.errors import ConfigError
 from tapeless.model.params import ParamSpec, ParamStore
 
 STD = 0.02
@@ -32,8 +34,10 @@ def initial_values(spec: ParamSpec, scheme: str, num_layers: int, seed: int) -> 
         return torch.randn(spec.shape, generator=generator) * math.sqrt(2 / fan_in)
     if scheme == "xavier":
         return (2 * torch.rand(spec.shape, generator=generator) - 1) * math.sqrt(6 / (fan_in + fan_out))
-    depth = math.sqrt(2 * num_layers) if spec.init == "residual" else 1.0
-    return torch.randn(spec.shape, generator=generator) * (STD / depth)
+    if scheme == "scaled-normal":
+        depth = math.sqrt(2 * num_layers) if spec.init == "residual" else 1.0
+        return torch.randn(spec.shape, generator=generator) * (STD / depth)
+    raise ConfigError(f"unknown init {scheme!r}; {nearest(scheme, ('scaled-normal', 'kaiming', 'xavier'))}")
 
 
 def initialize(store: ParamStore, scheme: str, num_layers: int, seed: int) -> None:

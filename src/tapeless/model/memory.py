@@ -1,15 +1,21 @@
 """What a forward keeps for its backward, in bytes by name, known before it runs.
 
-The names are those of the code: block.py and sublayers.py say which policy keeps what. Inputs (tokens, targets, documents)
-are the caller's and do not count."""
+block.py and sublayers.py say which policy keeps what. Inputs (tokens, targets, documents) are the caller's and do not
+count."""
 
-from tapeless.config import ModelConfig
+from tapeless.config import ModelConfig, nearest
+from tapeless.errors import ConfigError
 from tapeless.model.params import DTYPES
+from tapeless.model.sublayers import RECOMPUTE
 from tapeless.ops.ffn_gate import GATED
 
 
 def saved_bytes(config: ModelConfig, batch_size: int, seq_len: int, recompute: str, dtype: str) -> dict[str, int]:
     """Name -> bytes, for model.forward on (batch_size, seq_len) tokens with the reference ops."""
+    if recompute not in RECOMPUTE:
+        raise ConfigError(f"unknown recompute policy {recompute!r}; {nearest(recompute, RECOMPUTE)}")
+    if dtype not in DTYPES:
+        raise ConfigError(f"unknown dtype {dtype!r}; {nearest(dtype, DTYPES)}")
     c, N = config, batch_size * seq_len
     H, G, D = c.num_heads, c.num_kv_heads, c.head_dim
     compute = DTYPES[dtype][1].itemsize

@@ -11,11 +11,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from tapeless.config import ModelConfig
-from tapeless.errors import ConfigError, NonFiniteError
+from tapeless.config import ModelConfig, nearest
+from tapeless.errors import ConfigError, NonFiniteError, OrderError
 from tapeless.ops.ffn_gate import GATED
 
-ALIGNMENT = 64  # elements: a cache line is 16 float32 or 32 bfloat16, and vector loads want whole lines
+ALIGNMENT = 64  # elements: two cache lines of bfloat16, four of float32; vector loads want whole lines
 
 # dtype name -> (of the parameters and their gradients, of the computation)
 DTYPES = {
@@ -126,6 +126,8 @@ class ParamStore:
     """The flat buffers of a model: parameters, gradients, and the copy that products read where their dtype differs."""
 
     def __init__(self, layout: FlatLayout, device: torch.device, dtype: str):
+        if dtype not in DTYPES:
+            raise ConfigError(f"unknown dtype {dtype!r}; {nearest(dtype, DTYPES)}")
         master, compute = DTYPES[dtype]
         self.layout = layout
         with torch.inference_mode(False):  # such tensors would not count the writes into them
@@ -136,12 +138,22 @@ class ParamStore:
         self.grads: Mapping[str, Tensor] = MappingProxyType(layout.views(self.flat_grads))
         self._copied_version = -1
 
+    @property
+    def version(self) -> int:
+        """How often the parameters were written: torch counts, through whichever view the writes came. Only `.data` goes
+        around the count, so nothing may write through that."""
+        return self.flat._version
+
+    def expect_version(self, version: int) -> None:
+        """A backward is of the parameters its forward saw; with others it would be the gradient of nothing."""
+        if version != self.version:
+            raise OrderError("parameters were written between forward and backward; run forward again")
+
     def refresh(self) -> None:
-        """Bring the compute copy up to date. torch counts the writes into a tensor, through whichever view they came; only
-        `.data` goes around the count, so nothing may write through that."""
-        if self.compute_flat is not self.flat and self.flat._version != self._copied_version:
+        """Bring the compute copy up to date."""
+        if self.compute_flat is not self.flat and self.version != self._copied_version:
             self.compute_flat.copy_(self.flat)
-            self._copied_version = self.flat._version
+            self._copied_version = self.version
 
     def raise_if_non_finite(self) -> None:
         """Name the first parameter that holds NaN or infinity, where there is one."""

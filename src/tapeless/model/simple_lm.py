@@ -12,7 +12,7 @@ from torch import Tensor
 from tapeless.config import SimpleLMConfig
 from tapeless.errors import OrderError
 from tapeless.model.chain import Chain, layer
-from tapeless.model.check import check_targets, check_tokens
+from tapeless.model.check import check_num_targets, check_targets, check_tokens, check_upstream
 from tapeless.model.params import count_params
 from tapeless.ops.cross_entropy import CROSS_ENTROPY
 from tapeless.ops.embed import EMBED
@@ -36,7 +36,7 @@ class SimpleLM:
             dtype=dtype,
         )
         self.store = self.chain.store
-        self._loss: tuple[Any, int | None] | None = None
+        self._kept: tuple[torch.Size, Any, int | None] | None = None  # shape of the logits, and of a loss what it saved
 
     @property
     def params(self) -> Mapping[str, Tensor]:
@@ -63,10 +63,13 @@ class SimpleLM:
         first_sample: int = 0,
     ) -> Tensor:  # loss ()
         """The loss, and what backward needs. step and first_sample are what every model is told; nothing here is random."""
-        logits = self.logits(tokens, keep=True)
+        self._kept = None
+        check_num_targets(num_targets)
+        check_tokens(tokens, self.config.vocab_size, self.device)
         check_targets(targets, tokens, self.config.vocab_size)
+        logits = self.logits(tokens, keep=True)
         loss, saved = CROSS_ENTROPY.forward(logits, targets, num_targets=num_targets)
-        self._loss = (saved, num_targets)
+        self._kept = (logits.shape, saved, num_targets)
         return loss
 
     def backward(
@@ -74,23 +77,31 @@ class SimpleLM:
         dlogits: Tensor | None = None,  # (B, T, V)
     ) -> None:
         """Accumulate the gradient of the last forward's loss, or of <dlogits, logits>, into `grads`."""
+        if self._kept is None:
+            raise OrderError("backward without a forward: call forward(tokens, targets) or logits(tokens, keep=True) first")
+        shape, saved, num_targets = self._kept
+        if (dlogits is None) == (saved is None):
+            raise OrderError("backward() follows forward(tokens, targets); backward(dlogits) follows logits(tokens, keep=True)")
         if dlogits is None:
-            if self._loss is None:
-                raise OrderError("backward() without a forward(tokens, targets) before it")
-            saved, num_targets = self._loss
             dlogits = CROSS_ENTROPY.backward(1.0, saved, num_targets=num_targets)
-        self._loss = None
+        check_upstream(dlogits, shape, self.store.compute_flat.dtype)
         self.chain.backward(dlogits)
+        self._kept = None
 
     def loss(self, tokens: Tensor, targets: Tensor, *, num_targets: int | None = None) -> Tensor:  # ()
         """The loss for evaluation: nothing is kept."""
-        logits = self.logits(tokens)
+        check_num_targets(num_targets)
+        check_tokens(tokens, self.config.vocab_size, self.device)
         check_targets(targets, tokens, self.config.vocab_size)
-        return CROSS_ENTROPY.forward(logits, targets, num_targets=num_targets)[0]
+        return CROSS_ENTROPY.forward(self.logits(tokens), targets, num_targets=num_targets)[0]
 
     def logits(self, tokens: Tensor, *, keep: bool = False) -> Tensor:  # (B, T, V)
+        if keep:
+            self._kept = None
         check_tokens(tokens, self.config.vocab_size, self.device)
         logits = self.chain.forward(tokens, keep=keep)
         if not torch.isfinite(logits).all():
             self.store.raise_if_non_finite()
+        if keep:
+            self._kept = (logits.shape, None, None)
         return logits

@@ -3,7 +3,7 @@
 What a half keeps is decided by the recompute policy:
     none    everything its ops saved
     cheap   the outputs of its products; norms, rotation and gate are computed again
-    full    nothing; the half runs again from its input
+    full    nothing of its own; the half runs again from its input
 `kept` lets go of the rest, `rebuilt` computes it again by the same ops, so the gradients are equal bit for bit."""
 
 from typing import Any, NamedTuple
@@ -14,6 +14,8 @@ from tapeless.config import ModelConfig
 from tapeless.model.decode import KVCache
 from tapeless.ops.dropout import dropout_key
 from tapeless.ops.op import OpSet, handed_back, without
+
+RECOMPUTE = ("none", "cheap", "full")
 
 Params = tuple[Tensor | None, ...]  # what one op takes: its weight, then its bias if it can have one
 

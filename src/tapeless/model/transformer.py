@@ -14,21 +14,20 @@ from tapeless.config import ModelConfig, nearest
 from tapeless.errors import ConfigError, InputError, OrderError
 from tapeless.kernels.choose import choose
 from tapeless.model.block import BlockSaved, block_backward, block_forward
-from tapeless.model.check import check_documents, check_targets, check_tokens
+from tapeless.model.check import check_documents, check_num_targets, check_targets, check_tokens, check_upstream
 from tapeless.model.decode import KVCache
 from tapeless.model.init import initialize
-from tapeless.model.params import DTYPES, FlatLayout, ParamStore, count_params, transformer_specs
-from tapeless.model.sublayers import BlockParams, Call, Dropout, Params, drop_backward, drop_forward
+from tapeless.model.params import FlatLayout, ParamStore, count_params, transformer_specs
+from tapeless.model.sublayers import RECOMPUTE, BlockParams, Call, Dropout, Params, drop_backward, drop_forward
 from tapeless.ops.positions import POSITIONS
 from tapeless.ops.softcap import SOFTCAP
-
-RECOMPUTE = ("none", "cheap", "full")
 
 
 class Kept(NamedTuple):
     """What a forward leaves for its backward."""
 
     call: Call
+    version: int  # of the parameters
     embed: Any
     blocks: list[BlockSaved]  # backward pops from the end
     final_norm: Any
@@ -91,8 +90,8 @@ class Transformer:
         ops: str = "auto",
         recompute: str = "none",
     ):
-        if dtype not in DTYPES:
-            raise ConfigError(f"unknown dtype {dtype!r}; {nearest(dtype, DTYPES)}")
+        if not isinstance(config, ModelConfig):
+            raise ConfigError(f"a Transformer takes a ModelConfig, got {type(config).__name__}; build_model takes any kind")
         if recompute not in RECOMPUTE:
             raise ConfigError(f"unknown recompute policy {recompute!r}; {nearest(recompute, RECOMPUTE)}")
         self.config, self.seed, self.dtype, self.recompute = config, seed, dtype, recompute
@@ -207,11 +206,9 @@ class Transformer:
             )
         if (dlogits is None) == (kept.loss_options is None):
             raise OrderError("backward() follows forward(tokens, targets); backward(dlogits) follows logits(tokens, keep=True)")
-        if dlogits is not None and (dlogits.shape != kept.logits_shape or dlogits.dtype != self.store.compute_flat.dtype):
-            raise InputError(
-                f"dlogits must be like the logits, {tuple(kept.logits_shape or ())} {self.store.compute_flat.dtype}, "
-                f"got {tuple(dlogits.shape)} {dlogits.dtype}"
-            )
+        if dlogits is not None:
+            check_upstream(dlogits, kept.logits_shape, self.store.compute_flat.dtype)
+        self.store.expect_version(kept.version)
         self._kept = None
         p, g, call, c = self._p, self._g, kept.call, self.config
         dn = self._head_backward(dlogits, kept)
@@ -240,7 +237,7 @@ class Transformer:
             if keep:
                 blocks.append(saved)
         _, n, final_norm = self.ops.add_norm[c.norm].forward(x, delta, *p.final_norm, eps=c.norm_eps)
-        return n, Kept(call, embed, blocks, final_norm, None, None, None, None)
+        return n, Kept(call, self.store.version, embed, blocks, final_norm, None, None, None, None)
 
     def _head_backward(self, dlogits: Tensor | None, kept: Kept) -> Tensor:  # dn (B, T, C)
         p, g = self._p, self._g
@@ -251,8 +248,7 @@ class Transformer:
         return self.ops.linear.backward(dlogits, kept.head, p.head, None, g.head, None)
 
     def _loss_options(self, num_targets: int | None) -> dict[str, Any]:
-        if num_targets is not None and num_targets < 1:
-            raise InputError(f"num_targets must be at least 1, got {num_targets}")
+        check_num_targets(num_targets)
         c = self.config
         return {
             "num_targets": num_targets,

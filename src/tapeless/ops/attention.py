@@ -1,11 +1,11 @@
 """Causal attention; H query heads share G heads of keys and values (G = H: MHA, 1 < G < H: GQA, G = 1: MQA).
 
-    Z = q k' / D^(1/2)      key s is seen by query t where s <= t + S - T (the last query sees all), and where both lie in
-                            the same document, if documents are given; elsewhere Z = -inf
-    lse = log sum_s exp(Z)      P = exp(Z - lse)      o = P v
-Backward, P computed again from lse:
-    dv = P' do      dP = do v'      dZ = P (dP - sum_s(dP P))      sum_s(dP P) = sum_D(do o)
-    dq = dZ k / D^(1/2)             dk = dZ' q / D^(1/2)           dk, dv summed over the H/G heads that share them
+    z = q k' / D^(1/2)      key s is seen by query t where s <= t + S - T (the last query sees all), and where both lie in
+                            the same document, if documents are given; elsewhere z = -inf
+    lse = log sum_s exp(z)      p = exp(z - lse)      o = p v
+Backward, p computed again from lse:
+    dv = p' do      dp = do v'      dz = p (dp - sum_s(dp p))      sum_s(dp p) = sum_D(do o)
+    dq = dz k / D^(1/2)             dk = dz' q / D^(1/2)           dk, dv summed over the H/G heads that share them
 Saved: q, k, v, o and lse, one number per row; never anything T x S.
 Judged by: tests/ops/test_attention.py."""
 
@@ -15,6 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from tapeless.errors import InputError
 from tapeless.ops.numerics import accumulation_dtype, logsumexp
 from tapeless.ops.op import Op
 
@@ -34,7 +35,7 @@ def _grouped(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return q.to(dtype).unflatten(1, (k.shape[1], -1)), k.to(dtype).unsqueeze(2), v.to(dtype).unsqueeze(2)
 
 
-def _scores(q: Tensor, k: Tensor, documents: Tensor | None) -> Tensor:  # Z (B, G, H/G, T, S)
+def _scores(q: Tensor, k: Tensor, documents: Tensor | None) -> Tensor:  # z (B, G, H/G, T, S)
     T, S, D = q.shape[-2], k.shape[-2], q.shape[-1]
     hidden = torch.ones(T, S, dtype=torch.bool, device=q.device).triu(S - T + 1)
     if documents is not None:
@@ -48,6 +49,9 @@ def attention_forward(
     v: Tensor,  # (B, G, S, D)
     documents: Tensor | None = None,  # (B, T) int64: which document each position belongs to; needs S = T
 ) -> tuple[Tensor, AttentionSaved]:  # o (B, T, H*D)
+    B, T, S = q.shape[0], q.shape[2], k.shape[2]
+    if documents is not None and (S != T or documents.shape != (B, T)):
+        raise InputError(f"documents {tuple(documents.shape)} must have the shape {(B, T)} of the queries, with as many keys")
     qg, kg, vg = _grouped(q, k, v)
     z = _scores(qg, kg, documents)
     lse = logsumexp(z)

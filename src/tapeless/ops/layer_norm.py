@@ -25,7 +25,7 @@ class LayerNormSaved(NamedTuple):
 def layer_norm_forward(
     x: Tensor,  # (..., C)
     w: Tensor,  # (C,)
-    b: Tensor | None = None,  # (C,)
+    b: Tensor | None,  # (C,)
     *,
     eps: float,
 ) -> tuple[Tensor, LayerNormSaved]:  # y (..., C)

@@ -23,7 +23,7 @@ class LinearSaved(NamedTuple):
 def linear_forward(
     x: Tensor,  # (..., I)
     w: Tensor,  # (O, I)
-    b: Tensor | None = None,  # (O,)
+    b: Tensor | None,  # (O,)
 ) -> tuple[Tensor, LinearSaved]:  # y (..., O)
     y = x @ w.t()
     if b is not None:

@@ -26,7 +26,8 @@ def rows(x: Tensor) -> Tensor:  # (..., C) -> (N, C)
 
 
 def add_product(dw: Tensor, a: Tensor, b: Tensor) -> None:  # dw (M, K) += a (M, N) @ b (N, K)
-    """Accumulate a matrix product; without a temporary where the gradient has the dtype of the product."""
+    """Accumulate a matrix product. Where the gradient has the product's dtype, without a temporary; where it is wider, the
+    product is rounded to its own dtype first, since torch has no bfloat16 product with a float32 result on every device."""
     if dw.dtype == a.dtype:
         dw.addmm_(a, b)
     else:

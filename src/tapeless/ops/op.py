@@ -3,8 +3,8 @@
     y…, saved = forward(activations…, params…, *, scalars)
     dx…       = backward(dy…, saved, params…, dparams…, *, scalars)
 
-- Activation gradients are returned; parameter gradients are accumulated (`+=`) into the buffers handed in, and None
-  there means frozen. Backward writes neither `dy` nor `saved`.
+- Activation gradients are returned (dy itself where the derivative is 1, so nobody writes into them); parameter gradients
+  are accumulated (`+=`) into the buffers handed in, and None there means frozen. Backward writes neither `dy` nor `saved`.
 - `saved` is a NamedTuple private to the implementation (None where nothing is kept): no parameters, no settings.
 - A field of `saved` that bears the name of an activation of the forward, or of its output, *is* that tensor. A recompute
   policy can therefore drop it by name and hand an equal one back, whatever else the implementation keeps.
@@ -38,7 +38,7 @@ class OpSet:
     linear: Op
     ffn_gate: Mapping[str, Op]  # by ModelConfig.ffn
     linear_cross_entropy: Op
-    dropout: Op
+    dropout: Op  # saves nothing: a mask is hashed again from its key
 
 
 def without(saved: Saved, *names: str) -> Saved:

@@ -1,5 +1,7 @@
 """The reference set: the ops of this folder, plain torch, any device and dtype. The law that every other set answers to."""
 
+from types import MappingProxyType
+
 from tapeless.ops.add_norm import ADD_LAYER_NORM, ADD_RMS_NORM
 from tapeless.ops.attention import ATTENTION
 from tapeless.ops.dropout import DROPOUT
@@ -15,12 +17,12 @@ from tapeless.ops.rms_norm import RMS_NORM
 REFERENCE = OpSet(
     name="reference",
     embed=EMBED,
-    norm={"rms": RMS_NORM, "layer": LAYER_NORM},
-    add_norm={"rms": ADD_RMS_NORM, "layer": ADD_LAYER_NORM},
+    norm=MappingProxyType({"rms": RMS_NORM, "layer": LAYER_NORM}),
+    add_norm=MappingProxyType({"rms": ADD_RMS_NORM, "layer": ADD_LAYER_NORM}),
     qkv_rope=QKV_ROPE,
     attention=ATTENTION,
     linear=LINEAR,
-    ffn_gate=FFN_GATES,
+    ffn_gate=MappingProxyType(FFN_GATES),
     linear_cross_entropy=LINEAR_CROSS_ENTROPY,
     dropout=DROPOUT,
 )

@@ -1,7 +1,7 @@
 """Softmax and log-softmax over the last axis.
 
     y = exp(x - lse)      lse = log sum_V exp(x), so that no row overflows
-Backward. dy_i/dx_j = y_i (delta_ij - y_j), hence
+Backward. dy_i/dx_j = y_i ([i = j] - y_j), hence
     dx = y (dy - sum_V(dy y))
 Log-softmax: y = x - lse, dlse/dx = exp(y), hence
     dx = dy - exp(y) sum_V(dy)

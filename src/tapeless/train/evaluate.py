@@ -41,7 +41,7 @@ def evaluate(
             return None
         loss += float(model.loss(x, y, num_targets=1))
     mean = loss / int((targets != IGNORED).sum())
-    return Evaluation(mean, math.exp(min(mean, 700.0)), mean / math.log(2) / bytes_per_token)
+    return Evaluation(mean, math.inf if mean > 700 else math.exp(mean), mean / math.log(2) / bytes_per_token)
 
 
 def accuracy(model: AnyModel, tokens: Tensor, targets: Tensor) -> float:

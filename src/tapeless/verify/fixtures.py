@@ -44,7 +44,6 @@ def shrunk(config: AnyModelConfig) -> AnyModelConfig:
     """The same architecture at fixture sizes: every choice and the depth kept, the kind of head sharing too."""
     if isinstance(config, SimpleLMConfig):
         return replace(config, vocab_size=V, hidden_dim=H * D, intermediate_dim=F)
-    assert config.num_kv_heads is not None
     one_each = config.num_kv_heads == config.num_heads
     free_heads = config.head_dim != config.hidden_dim / config.num_heads
     return replace(

@@ -1,22 +1,18 @@
-"""The levels by name, from linear pieces to whole models: who runs them all, or one after the other, starts here.
+"""The levels by name, from linear pieces to whole models: the entry point for running them.
 
 L4 (training against torch.optim) needs an optimizer and is judged by the tests of training."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 
 from tapeless.verify.finding import Finding
-from tapeless.verify.model_levels import level_2, level_3, level_5, level_6
+from tapeless.verify.hf_levels import level_3
+from tapeless.verify.metamorphic import level_6
+from tapeless.verify.model_levels import level_2, level_5
 from tapeless.verify.op_levels import level_0, level_1
 
 Level = Callable[[], Iterator[Finding]]
 
 LEVELS: dict[str, Level] = {"L0": level_0, "L1": level_1, "L2": level_2, "L3": level_3, "L5": level_5, "L6": level_6}
-
-
-def run_levels(which: Iterable[str] = tuple(LEVELS)) -> Iterator[Finding]:
-    """Every finding of the named levels, good and bad."""
-    for name in which:
-        yield from LEVELS[name]()
 
 
 def first_failure(name: str) -> Finding | None:

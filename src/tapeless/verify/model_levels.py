@@ -15,8 +15,6 @@ from tapeless.verify.fixtures import (
     gradients,
     loss_with_gradients,
 )
-from tapeless.verify.hf_levels import level_3
-from tapeless.verify.metamorphic import level_6
 from tapeless.verify.model_judges import (
     by_complex_step,
     by_differences,
@@ -78,6 +76,3 @@ def by_accumulation(case: ModelCase, dtype: str) -> Iterator[Finding]:
     zeros, floor = zero_by_identity(case.config, data.tokens.shape[1]), rounding_floor(dtype)
     check = f"model[{case.name}, {dtype}]"
     yield from compared("L5", check, "one batch", model.grads, whole, ACCUMULATION[dtype], zeros=zeros, floor=floor)
-
-
-__all__ = ["check_model", "level_2", "level_3", "level_5", "level_6"]

@@ -4,7 +4,6 @@ A level that passes on a wrong gradient is a defect of the level. A mutant that 
 so at least 95 % must be seen by two."""
 
 import contextlib
-import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib import import_module
@@ -128,11 +127,3 @@ def matrix(results: Sequence[MutantResult]) -> str:
     lines.append(f"| killed | | {per_level} | |")
     lines += ["", f"{killed} of {len(results)} killed, {share_killed_twice(results):.0%} by two or more levels."]
     return "\n".join(lines) + "\n"
-
-
-def to_json(results: Iterable[MutantResult]) -> str:
-    return json.dumps([result._asdict() for result in results], indent=1)
-
-
-def from_json(text: str) -> list[MutantResult]:
-    return [MutantResult(**record) for record in json.loads(text)]

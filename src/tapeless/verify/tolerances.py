@@ -6,10 +6,11 @@ TWIN = 1e-11  # L1, float64 against autograd
 CENTRAL = 1e-7  # L1, float64, Richardson-extrapolated
 CENTRAL_RATIO = 0.2  # how far the error ratio of h and h/2 may be from 4 for such an estimate to be believed
 OP_FLOAT32 = 1e-5  # L1: float32 against the same op in float64
-OP_BFLOAT16 = 4 * 2**-7  # L1: four roundings to 8 bits (input products, what is saved, a product, the result); worst seen 1.6
+OP_BFLOAT16 = 8 * 2**-8  # L1: eight roundings, each at most 2**-8; the worst seen is 3.2 of them
 KERNEL_FORWARD, KERNEL_BACKWARD = 2.0, 3.0  # bfloat16: times the error of the reference op in the same dtype
 
-DIRECTION = 1e-8  # L2: directional derivative by differences, float64
+DIRECTION = 1e-8  # L2: directional derivative by central differences, float64
+DOWNHILL = 0.5  # full size: how far a short step may fall short of the decrease that the gradient predicts, as a share
 SLOPE = (1.95, 2.05)  # L2: order of the Taylor remainder
 MODEL_TWIN = 1e-10  # L2, L2-norm, float64
 MODEL_FLOAT32 = 1e-5  # L2, L2-norm, float32 against float64; the worst of 12 seeds was 2.8e-6

@@ -1,0 +1,265 @@
+"""The loop: what happens at which step, in which order, and what stays on the disk."""
+
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from run_fixtures import MODEL, begin_run, config, dataset, events, play, state
+
+from tapeless.config import SimpleLMConfig, TrainConfig
+from tapeless.errors import ConfigError, NonFiniteError
+from tapeless.model.build import build_model
+from tapeless.optim.schedule import learning_rate
+from tapeless.train import trainer as module
+from tapeless.train.checkpoint import checkpoints, load_checkpoint, pointed
+from tapeless.train.evaluate import Evaluation
+from tapeless.train.metrics_log import read_metrics
+from tapeless.train.trainer import Trainer
+
+
+def trainer(tmp_path: Path, **changes: Any) -> Trainer:
+    return Trainer(build_model(MODEL), config(**changes), dataset(tmp_path))
+
+
+def scripted(monkeypatch: pytest.MonkeyPatch, losses: list[float]) -> None:
+    """Evaluations find these losses, one after the other."""
+    left = iter(losses)
+    monkeypatch.setattr(module, "evaluate", lambda *args, **options: Evaluation(next(left), 1.0, 1.0))
+
+
+def test_events_and_their_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    scripted(monkeypatch, [4.0, 5.0, 3.0])
+    run = begin_run(tmp_path / "run", config(max_steps=5, save_every=3, eval_every=2, sample_every=3))
+    ending, _ = play(run)
+    assert ending == "done"
+    assert [(event["event"], event["step"]) for event in read_metrics(run.metrics)] == [
+        ("step", 1),
+        ("step", 2),
+        ("checkpoint", 2),  # the best so far
+        ("eval", 2),
+        ("step", 3),
+        ("checkpoint", 3),
+        ("sample", 3),
+        ("step", 4),
+        ("eval", 4),  # not the best, and not due to be saved
+        ("step", 5),
+        ("checkpoint", 5),  # the last step is always saved, evaluated and sampled
+        ("eval", 5),
+        ("sample", 5),
+    ]
+    assert [event["best"] for event in events(run, ["eval"])] == [4.0, 4.0, 3.0]
+
+
+def test_every_event_says_what_the_contract_lists(tmp_path: Path):
+    run = begin_run(tmp_path / "run", config(max_steps=2, eval_every=1))
+    play(run)
+    of = {event["event"]: set(event) for event in read_metrics(run.metrics)}
+    shared = {"event", "step", "time"}
+    assert of["step"] == shared | {"epoch", "tokens", "loss", "lr", "grad_norm", "step_seconds", "tokens_per_second"}
+    assert of["eval"] == shared | {"val_loss", "perplexity", "bits_per_byte", "floor", "best"}
+    assert of["sample"] == shared | {"text"}
+    assert of["checkpoint"] == shared | {"path"}
+
+
+def test_a_checkpoint_is_on_the_disk_before_an_evaluation_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def out_of_memory(*args: object, **options: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(module, "evaluate", out_of_memory)
+    run = begin_run(tmp_path / "run", config(save_every=4, eval_every=4))
+    with pytest.raises(MemoryError):
+        play(run)
+    assert load_checkpoint(run.checkpoints, on_warning=pytest.fail).state["step"] == 4
+
+
+def test_lines_are_synced_before_the_checkpoint_that_needs_them(tmp_path: Path):
+    run = begin_run(tmp_path / "run", config(max_steps=5, save_every=2, eval_every=0))
+    seen: list[tuple[int, list[int]]] = []
+    data, model = dataset(tmp_path), build_model(MODEL)
+    a_trainer = Trainer(
+        model,
+        config(max_steps=5, save_every=2, eval_every=0, sample_every=0, eval_windows=1),
+        data,
+        run=run,
+        before_save=lambda: seen.append((a_trainer.steps, list(checkpoints(run.checkpoints)))),
+    )
+    a_trainer.run()
+    assert seen == [(2, []), (4, [2]), (5, [2, 4])]
+
+
+def test_rotation_keeps_the_last_every_nth_and_the_best(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    scripted(monkeypatch, [3.0, 2.0, 2.5, math.nan, 2.2, 2.1])
+    run = begin_run(tmp_path / "run", config(max_steps=12, save_every=1, eval_every=2, keep_last=2, keep_every=5))
+    play(run)
+    assert pointed(run.checkpoints, "best") == 4
+    assert pointed(run.checkpoints, "latest") == 12
+    assert list(checkpoints(run.checkpoints)) == [4, 5, 10, 11, 12]
+    assert state(run.checkpoints / "step-00000012")["best_step"] == 4
+    assert state(run.checkpoints / "step-00000012")["best_val_loss"] == 2.0
+
+
+def test_nothing_beats_a_number_by_not_being_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    scripted(monkeypatch, [math.nan, math.inf, math.nan])
+    run = begin_run(tmp_path / "run", config(max_steps=3, eval_every=1))
+    play(run)
+    assert pointed(run.checkpoints, "best") is None
+    assert [event["best"] for event in events(run, ["eval"])] == [None, None, None]
+    assert [event["val_loss"] for event in events(run, ["eval"])] == ["NaN", "Infinity", "NaN"]
+
+
+@pytest.mark.parametrize(
+    ("losses", "last"),
+    [
+        ([3.0, 3.0, 3.1], 6),  # equal is not better
+        ([3.0, 3.1, 2.0, 2.1, math.nan], 10),
+        ([math.nan, math.nan], 4),
+        ([5.0, 4.0, 3.0, 2.0, 1.0, 0.5], 12),
+    ],
+)
+def test_patience(losses: list[float], last: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    scripted(monkeypatch, losses)
+    run = begin_run(tmp_path / "run", config(eval_every=2, save_every=100, patience=2))
+    ending, a_trainer = play(run)
+    assert (ending, a_trainer.steps) == ("early" if last < 12 else "done", last)
+    assert pointed(run.checkpoints, "latest") == last
+
+
+def test_without_a_run_nothing_is_written_and_the_loop_is_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    told: list[dict[str, Any]] = []
+    whole = Trainer(build_model(MODEL), config(), dataset(tmp_path), on_event=told.append)
+    before = sorted(tmp_path.rglob("*"))
+    assert whole.run() == "done"
+    own = Trainer(build_model(MODEL), config(), dataset(tmp_path))
+    metrics = [own.step(*own.next_batch()) for _ in range(12)]
+    assert sorted(tmp_path.rglob("*")) == before
+    assert torch.equal(own.model.store.flat, whole.model.store.flat)
+    steps = [event for event in told if event["event"] == "step"]
+    assert [event["loss"] for event in steps] == [step.loss for step in metrics]
+    assert [event["tokens"] for event in steps] == [step.tokens for step in metrics] == [16 * n for n in range(1, 13)]
+    assert not any(event["event"] == "checkpoint" for event in told)
+
+
+def test_what_a_step_sees_and_learns_at(tmp_path: Path):
+    a_trainer = trainer(tmp_path, batch_size=2, grad_accum=3, max_steps=30)
+    windows = a_trainer.loader.num_windows
+    epochs = set()
+    for n in range(30):
+        tokens, targets = a_trainer.next_batch()
+        expected = a_trainer.loader.batch(6 * n)
+        assert torch.equal(tokens, expected[0])
+        assert torch.equal(targets, expected[1])
+        metrics = a_trainer.step(tokens, targets)
+        assert metrics.epoch == 6 * n // windows
+        wanted = learning_rate(n, schedule="warmup-cosine", total_steps=30, lr=1e-2, min_lr=1e-3, warmup_steps=1)
+        assert metrics.lr == wanted == a_trainer.optimizer.lr
+        epochs.add(metrics.epoch)
+    assert epochs == {0, 1, 2}
+
+
+@pytest.mark.parametrize(
+    ("limits", "total"),
+    [
+        ({"max_steps": None}, 1000),
+        ({"max_steps": None, "epochs": 2}, 77),
+        ({"max_steps": 50, "epochs": 2}, 50),
+        ({"max_steps": 100, "epochs": 2}, 77),
+        ({"max_steps": None, "epochs": 1, "batch_size": 50, "grad_accum": 10}, 1),
+        ({"max_steps": None, "epochs": 2, "grad_accum": 2}, 38),
+    ],
+)
+def test_whichever_limit_is_reached_first_ends_the_run(limits: dict[str, int], total: int, tmp_path: Path):
+    a_trainer = trainer(tmp_path, **limits)
+    assert a_trainer.loader.num_windows == 77
+    assert a_trainer.total_steps == total
+
+
+@pytest.mark.parametrize(
+    ("given", "warmup"),
+    [
+        ({"max_steps": 100}, 5),
+        ({"max_steps": 5000}, 100),
+        ({"max_steps": 10}, 0),
+        ({"max_steps": 100, "warmup_steps": 0}, 0),
+        ({"max_steps": 100, "warmup_steps": 100}, 100),
+        ({"max_steps": 100, "lr_schedule": "constant"}, 0),
+        ({"max_steps": 100, "lr_schedule": "linear", "warmup_steps": 7}, 7),
+    ],
+)
+def test_warm_up(given: dict[str, Any], warmup: int, tmp_path: Path):
+    assert trainer(tmp_path, **given).warmup_steps == warmup
+
+
+def test_a_warm_up_beyond_the_steps_is_an_error(tmp_path: Path):
+    with pytest.raises(ConfigError, match="warmup_steps 78 is beyond the 77 steps of the run"):
+        trainer(tmp_path, max_steps=None, epochs=2, warmup_steps=78)
+
+
+def test_a_model_without_attention_trains_too(tmp_path: Path):
+    model = build_model(SimpleLMConfig(hidden_dim=8, intermediate_dim=12))
+    losses: list[float] = []
+    a_trainer = Trainer(
+        model,
+        config(max_steps=60, batch_size=8, eval_every=0),
+        dataset(tmp_path),
+        on_event=lambda event: losses.append(event["loss"]) if event["event"] == "step" else None,
+    )
+    assert a_trainer.seq_len == 32
+    assert a_trainer.run() == "done"
+    assert losses[-1] < losses[0] - 2
+
+
+def test_samples_are_told_and_written(tmp_path: Path):
+    run = begin_run(tmp_path / "run", config(max_steps=4, sample_every=2, sample_prompt="the fox", sample_tokens=9))
+    play(run)
+    told = {event["step"]: event["text"] for event in events(run, ["sample"])}
+    assert list(told) == [2, 4]
+    for step, text in told.items():
+        assert text.startswith("the fox")
+        assert (run.samples / f"step-0000000{step}.txt").read_text() == text
+
+
+@pytest.fixture
+def diverging(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], None]]:
+    """From a step on, the loss is no number."""
+
+    def at(first_bad: int) -> None:
+        original = module.train_step
+
+        def spoilt(model: Any, *args: Any, step: int, **options: Any) -> Any:
+            if step >= first_bad:
+                model.forward = lambda *a, **o: torch.tensor(math.nan)
+                model.backward = lambda: None
+            return original(model, *args, step=step, **options)
+
+        monkeypatch.setattr(module, "train_step", spoilt)
+
+    yield at
+
+
+def test_a_run_that_diverges_says_so_and_keeps_what_was_good(tmp_path: Path, diverging: Callable[[int], None]):
+    diverging(6)
+    run = begin_run(tmp_path / "run", config())
+    with pytest.raises(NonFiniteError, match="step 7: loss nan"):
+        play(run)
+    assert [event["step"] for event in events(run, ["step"])] == [1, 2, 3, 4, 5, 6]
+    (guard,) = events(run, ["guard"])
+    assert guard["step"] == 6
+    assert "step 7: loss nan" in guard["error"]
+    assert load_checkpoint(run.checkpoints, on_warning=pytest.fail).state["step"] == 6  # the evaluation's best
+
+
+def test_weights_that_are_no_numbers_are_not_saved(tmp_path: Path):
+    run = begin_run(tmp_path / "run", config())
+    a_trainer = Trainer(build_model(MODEL), config(), dataset(tmp_path), run=run)
+    a_trainer.model.params["head.w"][3, 2] = math.inf
+    with pytest.raises(NonFiniteError, match=r"head\.w .* first at \[3, 2\]: inf"):
+        a_trainer.save()
+    assert not checkpoints(run.checkpoints)
+
+
+def test_a_configuration_alone_is_enough(tmp_path: Path):
+    """The bare defaults of TrainConfig: nothing is needed but a model and data."""
+    assert Trainer(build_model(MODEL), TrainConfig(), dataset(tmp_path)).total_steps == module.DEFAULT_STEPS

@@ -33,8 +33,8 @@ test: lint  ## lint, then every test but the slow ones
 test-slow: $(READY)  ## the slow tests alone
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) -m slow
 
-train: $(READY)  ## check the gradients of the default model; there is no trainer yet
-	$(BIN)/tapeless gradcheck
+train: $(READY)  ## train the default model on this Python's own sources
+	$(BIN)/tapeless train new
 
 accept: $(READY)  ## measure every claim, print claim, bound, value and verdict
 	$(BIN)/python acceptance/run.py

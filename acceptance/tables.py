@@ -72,7 +72,8 @@ def memory() -> str:
 
 
 def mutants() -> str:
-    return matrix([MutantResult(**record) for record in result("mutants")["mutants"]])
+    fine = {record["number"]: record["fine"] for record in result("trains_fine")["mutants"]}
+    return matrix([MutantResult(**record) for record in result("mutants")["mutants"]], fine)
 
 
 REGIONS = {

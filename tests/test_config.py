@@ -6,7 +6,19 @@ from pathlib import Path
 
 import pytest
 
-from tapeless.config import KINDS, PRESETS, ModelConfig, SimpleLMConfig, load_config, load_preset, preset_names
+from tapeless.config import (
+    PRESETS,
+    TABLES,
+    ModelConfig,
+    Sampling,
+    SimpleLMConfig,
+    TrainConfig,
+    load_config,
+    load_preset,
+    preset_names,
+    preset_recipe,
+    read_recipe,
+)
 from tapeless.errors import ConfigError
 from tapeless.model.params import count_params, transformer_specs
 from tapeless.model.simple_lm import SimpleLM
@@ -61,7 +73,7 @@ def test_a_preset_states_its_reason_and_no_wrong_number(path: Path):
         assert int(count.replace(",", "")) == num_params(path.stem)
 
 
-@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+@pytest.mark.parametrize("kind", [*TABLES.values(), Sampling])
 def test_every_field_has_a_help_text(kind: type):
     assert all(f.metadata["help"] for f in fields(kind))
 
@@ -112,6 +124,62 @@ def test_bad_values(values: dict, message: str):
         ModelConfig(**values)
 
 
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"lr": 0.0}, "lr must be a number above 0, got 0.0"),
+        ({"lr": float("inf")}, "lr must be a number above 0, got inf"),
+        ({"min_lr": 0.1}, "min_lr must be between 0 and lr = 0.002, got 0.1"),
+        ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
+        ({"max_steps": 0}, "max_steps must be at least 1, got 0"),
+        ({"epochs": 0}, "epochs must be at least 1, got 0"),
+        ({"epochs": 1.5}, "epochs must be int or nothing, got 1.5"),
+        ({"max_steps": 10, "warmup_steps": 11}, "warmup_steps 11 is beyond max_steps 10"),
+        ({"beta1": 1.0}, r"beta1 must be in \[0, 1\), got 1.0"),
+        ({"weight_decay": -0.1}, "weight_decay must be 0 or more, got -0.1"),
+        ({"grad_clip": float("nan")}, "grad_clip must be 0 or more, got nan"),
+        ({"optimizer": "adamm"}, r"optimizer is 'adamm'; did you mean 'adam'\?"),
+        ({"lr_schedule": "warmup"}, r"did you mean 'warmup-cosine'\?"),
+        ({"dtype": "float16"}, r"dtype is 'float16'; did you mean 'bfloat16'\?"),
+        ({"nesterov": True, "momentum": 0.0}, "momentum must be above 0 for nesterov, got 0.0"),
+        ({"seed": -1}, "seed must be 0 or more, got -1"),
+        ({"keep_last": 0}, "keep_last must be at least 1, got 0"),
+        ({"dataset_path": 3}, "dataset_path must be str or nothing, got 3"),
+    ],
+    ids=lambda value: str(value) if isinstance(value, dict) else "",
+)
+def test_bad_values_of_training(values: dict, message: str):
+    with pytest.raises(ConfigError, match=message):
+        TrainConfig(**values)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"temperature": -0.1}, "temperature must be 0 or more, got -0.1"),
+        ({"top_k": -1}, "top_k must be 0 or more, got -1"),
+        ({"top_p": 0.0}, "top_p must be above 0, at most 1, got 0.0"),
+        ({"min_p": 1.1}, "min_p must be between 0 and 1, got 1.1"),
+        ({"repetition_penalty": 0.0}, "repetition_penalty must be above 0, got 0.0"),
+    ],
+    ids=lambda value: str(value) if isinstance(value, dict) else "",
+)
+def test_bad_values_of_sampling(values: dict, message: str):
+    with pytest.raises(ConfigError, match=message):
+        Sampling(**values)
+
+
+def test_a_recipe_has_a_model_and_may_have_its_training(tmp_path: Path):
+    recipe = read_recipe(written(tmp_path, "[model]\nnum_layers = 3\n[train]\nlr = 1e-3\nmax_steps = 5\n"))
+    assert recipe == ("model", {"num_layers": 3}, {"lr": 1e-3, "max_steps": 5})
+    assert preset_recipe("default") == ("model", {}, {})
+
+
+@pytest.mark.parametrize("name", preset_names())
+def test_the_training_of_a_preset_is_valid(name: str):
+    TrainConfig(**preset_recipe(name).train)
+
+
 def test_an_odd_head_is_fine_without_rotation():
     assert ModelConfig(head_dim=7, position="none").head_dim == 7
 
@@ -137,6 +205,8 @@ def test_a_file_of_ones_own(tmp_path: Path):
         ("[modell]\n", r"unknown table \[modell\]; did you mean 'model'\?"),
         ("[model]\nnum_layers = 'x'\n", "model.toml: num_layers must be int, got 'x'"),
         ("[model]\n[simplelm]\n", "exactly one of the tables"),
+        ("[model]\n[train]\nlrr = 1\n", r"model.toml: unknown key train.lrr; did you mean 'lr'\?"),
+        ("[model]\n[train]\nlr = -1\n", "model.toml: lr must be a number above 0, got -1.0"),
         ("", r"exactly one of the tables \[model\] and \[simplelm\] is needed, got 0"),
         ("model = 3\n", r"model must be a table, \[model\]"),
         ("[model\n", "not a TOML file"),

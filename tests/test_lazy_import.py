@@ -40,7 +40,10 @@ print(status or 0, 'torch' in sys.modules)
 """
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["gradcheck", "--help"], ["--version"]], ids=" ".join)
+COMMANDS = [["--version"], ["--help"], ["gradcheck", "--help"], ["train", "new", "--help"], ["generate", "--help"]]
+
+
+@pytest.mark.parametrize("arguments", COMMANDS, ids=" ".join)
 def test_help_leaves_torch_out(arguments: list[str]):
     *text, last = python(HELP, *arguments).splitlines()
     assert text
@@ -52,6 +55,10 @@ def test_the_installed_command_and_the_module_say_the_same():
     by_name = subprocess.run([command, "--help"], capture_output=True, text=True, check=True)
     by_module = subprocess.run([sys.executable, "-m", "tapeless", "--help"], capture_output=True, text=True, check=True)
     assert by_name.stdout == by_module.stdout
+
+
+def test_a_mistake_in_a_flag_leaves_torch_out_too():
+    assert python(HELP, "train", "new", "--lr", "0").splitlines() == ["2 False"]
 
 
 def test_every_public_name_is_there():

@@ -10,6 +10,8 @@ __version__ = "0.1.0"
 _HOMES = {
     "ModelConfig": "tapeless.config",
     "SimpleLMConfig": "tapeless.config",
+    "TrainConfig": "tapeless.config",
+    "Sampling": "tapeless.config",
     "load_preset": "tapeless.config",
     "TapelessError": "tapeless.errors",
     "Transformer": "tapeless.model.transformer",
@@ -22,13 +24,21 @@ _HOMES = {
     "REFERENCE": "tapeless.ops.reference",
     "register_ops": "tapeless.kernels.choose",
     "saved_bytes": "tapeless.model.memory",
+    "prepare": "tapeless.data.prepare",
+    "Trainer": "tapeless.train.trainer",
+    "load": "tapeless.train.loading",
+    "optim": "tapeless.optim",
 }
 __all__ = ["__version__", *_HOMES]
 
 if TYPE_CHECKING:
+    from tapeless import optim as optim
     from tapeless.config import ModelConfig as ModelConfig
+    from tapeless.config import Sampling as Sampling
     from tapeless.config import SimpleLMConfig as SimpleLMConfig
+    from tapeless.config import TrainConfig as TrainConfig
     from tapeless.config import load_preset as load_preset
+    from tapeless.data.prepare import prepare as prepare
     from tapeless.errors import TapelessError as TapelessError
     from tapeless.kernels.choose import register_ops as register_ops
     from tapeless.model.chain import Chain as Chain
@@ -40,12 +50,15 @@ if TYPE_CHECKING:
     from tapeless.ops.op import Op as Op
     from tapeless.ops.op import OpSet as OpSet
     from tapeless.ops.reference import REFERENCE as REFERENCE
+    from tapeless.train.loading import load as load
+    from tapeless.train.trainer import Trainer as Trainer
 
 
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'tapeless' has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+    home = import_module(_HOMES[name])
+    return home if home.__name__ == f"tapeless.{name}" else getattr(home, name)
 
 
 def __dir__() -> list[str]:

@@ -78,7 +78,7 @@ def test_a_hopeless_loss_has_a_perplexity():
 def test_accuracy_is_the_share_of_likeliest_predictions(rows: int, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(module, "TOKENS", rows * T)
     model = build_model(MODEL)
-    tokens, targets = windows()
+    tokens, _ = windows()
     likeliest = model.logits(tokens).argmax(-1)
     assert accuracy(model, tokens, likeliest) == 1.0
     assert accuracy(model, tokens, (likeliest + 1) % V) == 0.0

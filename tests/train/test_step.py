@@ -1,4 +1,4 @@
-"""One step: however a batch is cut, the gradient is the mean over its valid tokens; and a step that is not finite is no step."""
+"""One step: however a batch is cut, its gradient is the mean over valid tokens; a step that is not finite updates nothing."""
 
 import math
 

@@ -1,7 +1,7 @@
 """The loop: what happens at which step, in which order, and what stays on the disk."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -222,7 +222,7 @@ def test_samples_are_told_and_written(tmp_path: Path):
 
 
 @pytest.fixture
-def diverging(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], None]]:
+def diverging(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     """From a step on, the loss is no number."""
 
     def at(first_bad: int) -> None:
@@ -236,7 +236,7 @@ def diverging(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], None]
 
         monkeypatch.setattr(module, "train_step", spoilt)
 
-    yield at
+    return at
 
 
 def test_a_run_that_diverges_says_so_and_keeps_what_was_good(tmp_path: Path, diverging: Callable[[int], None]):

@@ -42,6 +42,7 @@ def run(args: argparse.Namespace) -> int:
     stream = None if args.json or args.num_samples > 1 else tokenizer.stream()
     if stream is not None:
         print("".join(map(stream.push, prompt)), end="", flush=True)
+    late: list[str] = []  # a warning must not stand in the middle of a text that is being written
     samples = generate(
         model,
         prompt,
@@ -50,13 +51,15 @@ def run(args: argparse.Namespace) -> int:
         sampling=Sampling(**given(args, "sampling")),
         vocab_size=tokenizer.vocab_size,
         on_token=None if stream is None else lambda _, token: print(stream.push(token), end="", flush=True),
-        on_warning=warn,
+        on_warning=late.append if stream is not None else warn,
     )
     texts = [tokenizer.decode([*prompt, *ids]) for ids in samples]
     if args.json:
         print(json.dumps({"prompt": args.prompt, "samples": texts}))
     elif stream is not None:
-        print(stream.finish())
+        print(stream.finish(), flush=True)
+        for text in late:
+            warn(text)
     else:
         print("\n\n".join(f"--- sample {i + 1}\n{text}" for i, text in enumerate(texts)))
     return 0

@@ -1,6 +1,7 @@
 """`tapeless`: find the command, run it, turn every failure into one line and an exit status.
 
-0 done · 1 runtime failure · 2 usage, configuration or input error · 3 verification failed · 4 non-finite numbers"""
+0 done · 1 runtime failure · 2 usage, configuration or input error · 3 verification failed · 4 non-finite numbers
+75 stopped early, resumable · 130 interrupted with nothing to save"""
 
 import argparse
 import logging

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tapeless.config import (
+    KINDS,
     AnyModelConfig,
     ModelConfig,
     TrainConfig,
@@ -81,7 +82,10 @@ def chosen(args: argparse.Namespace) -> Chosen:
         kind, model, train = recipe.kind, {**model, **recipe.model}, {**train, **recipe.train}
     values = {kind: dict(model), "train": dict(train)}
     for table, key, value in [*map(setting, args.set), *_flags(args)]:
-        if table == "model":
+        if table == "model" and kind != "model":
+            valid = [field.name for field in fields(KINDS[kind])]
+            if key not in valid:
+                raise ConfigError(f"{name} is a SimpleLM, which has no {key}; it has {', '.join(valid)}")
             table = kind  # flags speak of "the model", whichever kind it is
         if table not in values:
             raise UsageError(f"--set {table}.{key}: unknown table; {nearest(table, values)}")

@@ -8,6 +8,7 @@
 Exit status: 0 done, 2 a mistake in the question, 3 the gradient check failed, 4 diverged, 75 stopped early and resumable."""
 
 import argparse
+import shutil
 import sys
 import time
 from pathlib import Path
@@ -51,14 +52,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_new(args: argparse.Namespace) -> int:
+    name, model_config, train_config = chosen(args)  # first: a mistake is said at once, without waiting for torch
+
     from tapeless.train.display import make_display
     from tapeless.train.runs import begin, fresh_name
 
-    name, model_config, train_config = chosen(args)
     display = make_display(json_lines=args.json, log_every=train_config.log_every)
     out_dir = Path(train_config.out_dir) if train_config.out_dir else fresh_name(name)
     run, config, data = begin(model_config, train_config, out_dir, sys.argv)
-    return train(run, config, data, display, verify=train_config.verify)
+    try:
+        return train(run, config, data, display, verify=train_config.verify)
+    except Exception:
+        if not run.metrics.is_file() or not run.metrics.stat().st_size:  # it never began, so nothing is lost
+            shutil.rmtree(run.path)
+        raise
 
 
 def run_resume(args: argparse.Namespace) -> int:

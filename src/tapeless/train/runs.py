@@ -6,13 +6,15 @@ Judged by: tests/train/test_runs.py."""
 
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
+
 from tapeless.config import AnyModelConfig, SimpleLMConfig, TrainConfig, checked
 from tapeless.data.prepare import Dataset, open_prepared, prepare
-from tapeless.errors import CheckpointError
+from tapeless.errors import CheckpointError, ConfigError
 from tapeless.model.build import AnyModel, build_model
 from tapeless.train.checkpoint import Checkpoint, checkpoints, load_checkpoint, read_checkpoint, restore
 from tapeless.train.metrics_log import MetricsLog
@@ -31,8 +33,18 @@ def fresh_name(name: str, parent: Path = Path("runs")) -> Path:
     return next(path for path in paths if not path.exists())
 
 
+def usable_device(name: str) -> str:
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:  # what torch raises of a name, a build, a driver
+        raise ConfigError(
+            f"device {name!r} cannot be used here: {str(error).splitlines()[0]}; --device cpu always can"
+        ) from None
+    return name
+
+
 def make_model(config: AnyModelConfig, train: TrainConfig) -> AnyModel:
-    options: dict[str, Any] = {"seed": train.seed, "device": train.device, "dtype": train.dtype}
+    options: dict[str, Any] = {"seed": train.seed, "device": usable_device(train.device), "dtype": train.dtype}
     if not isinstance(config, SimpleLMConfig):
         options |= {"ops": train.ops, "recompute": train.recompute}
     return build_model(config, **options)
@@ -62,7 +74,8 @@ def begin(
 def resumed_configuration(run: RunDir, overrides: Mapping[str, Any]) -> tuple[RunConfig, list[Change]]:
     """The run's configuration with `overrides` in it, and what they change; what may not change is refused."""
     before = read_run_config(run.config)
-    of_model = {name: value for name, value in overrides.items() if hasattr(before.model, name)}
+    architecture = {field.name for field in fields(before.model)}
+    of_model = {name: value for name, value in overrides.items() if name in architecture}
     of_train = {name: value for name, value in overrides.items() if name not in of_model}
     model = replace(before.model, **of_model)
     train = checked("train", {**set_fields(before.train), **of_train}, "--override")

@@ -12,6 +12,7 @@ import torch
 from tapeless.config import AnyModelConfig, ModelConfig, TrainConfig
 from tapeless.data.baselines import Baselines
 from tapeless.data.prepare import Dataset
+from tapeless.model.transformer import Transformer
 from tapeless.train.trainer import Trainer
 
 Row = tuple[str, str]
@@ -20,9 +21,11 @@ Row = tuple[str, str]
 def introduction(run: Path | None, trainer: Trainer, beaten: Baselines) -> list[Row]:
     """Everything that was decided before the first step."""
     model, data, c = trainer.model, trainer.data, trainer.config
-    at = f", goes on behind step {trainer.steps:,}" if trainer.resumed_from is not None else ""
+    at = f", goes on after step {trainer.steps:,}" if trainer.resumed_from is not None else ""
     threads = f", {count(torch.get_num_threads(), 'thread')}" if model.device.type == "cpu" else ""
-    ops = f"{model.ops.name} ({model.ops_reason})" if hasattr(model, "ops") else "reference (a SimpleLM is a Chain of them)"
+    ops = "reference (SimpleLM is a Chain of them)"
+    if isinstance(model, Transformer):
+        ops = f"{model.ops.name} ({model.ops_reason})"
     decaying, others = decay_groups(model.params, trainer.optimizer.decay)
     rows = [
         ("run", f"{run}{at}" if run else f"nothing is written{at}"),
@@ -46,13 +49,11 @@ def marks(data: Dataset, beaten: Baselines) -> list[tuple[str, float]]:
 
 def model_words(config: AnyModelConfig, parameters: int | None) -> str:
     size = "" if parameters is None else f"{parameters:,} parameters: "
-    if not isinstance(config, ModelConfig):
-        return (
-            f"{size}SimpleLM, width {config.hidden_dim}, hidden layer {config.intermediate_dim}, vocabulary {config.vocab_size:,}"
-        )
     c = config
+    if not isinstance(c, ModelConfig):
+        return f"{size}SimpleLM, width {c.hidden_dim}, hidden layer {c.intermediate_dim}, vocabulary {c.vocab_size:,}"
     heads = count(c.num_heads, "head") + (f" over {c.num_kv_heads} of keys" if c.num_kv_heads != c.num_heads else "")
-    norm = f"{'RMSNorm' if c.norm == 'rms' else 'LayerNorm'} {'before' if c.norm_placement == 'pre' else 'behind'} each sublayer"
+    norm = f"{'RMSNorm' if c.norm == 'rms' else 'LayerNorm'} {'before' if c.norm_placement == 'pre' else 'after'} each sublayer"
     position = {"rope": "rotary positions", "learned": "learned positions", "none": "no positions"}[c.position]
     parts = [
         f"{count(c.num_layers, 'layer')} of width {c.hidden_dim}",
@@ -70,7 +71,7 @@ def model_words(config: AnyModelConfig, parameters: int | None) -> str:
 def tokenizer_words(data: Dataset, vocab_size: int) -> str:
     t = data.tokenizer
     spare = vocab_size - t.vocab_size
-    unused = f"; the model's vocabulary of {vocab_size:,} is {spare:,} larger, which stay unused" if spare else ""
+    unused = f"; the model has {vocab_size:,}: {spare:,} of them stay unused" if spare else ""
     return f"{t.kind}, {t.vocab_size:,} ids, {data.bytes_per_token:.2f} bytes per token{unused}"
 
 
@@ -104,8 +105,8 @@ def decay_groups(names: Iterable[str], decay: Iterable[str]) -> tuple[str, str]:
 
 
 def _grouped(group: dict[str, list[str]]) -> str:
-    named = [f"{owner}.{leaves[0]}" if len(leaves) == 1 else f"{owner}.{{{' '.join(leaves)}}}" for owner, leaves in group.items()]
-    return ", ".join(named) or "nothing"
+    leaves = {owner: names[0] if len(names) == 1 else f"{{{' '.join(names)}}}" for owner, names in group.items()}
+    return ", ".join(f"{owner}.{leaf}" for owner, leaf in leaves.items()) or "nothing"
 
 
 def next_commands(run: Path, ending: str, total_steps: int) -> list[Row]:

@@ -1,6 +1,4 @@
-"""The levels by name, from linear pieces to whole models: the entry point for running them.
-
-L4 (training against torch.optim) needs an optimizer and is judged by the tests of training."""
+"""The levels by name, from linear pieces to whole runs of training: the entry point for running them."""
 
 from collections.abc import Callable, Iterator
 
@@ -9,10 +7,19 @@ from tapeless.verify.hf_levels import level_3
 from tapeless.verify.metamorphic import level_6
 from tapeless.verify.model_levels import level_2, level_5
 from tapeless.verify.op_levels import level_0, level_1
+from tapeless.verify.training import level_4
 
 Level = Callable[[], Iterator[Finding]]
 
-LEVELS: dict[str, Level] = {"L0": level_0, "L1": level_1, "L2": level_2, "L3": level_3, "L5": level_5, "L6": level_6}
+LEVELS: dict[str, Level] = {
+    "L0": level_0,
+    "L1": level_1,
+    "L2": level_2,
+    "L3": level_3,
+    "L4": level_4,
+    "L5": level_5,
+    "L6": level_6,
+}
 
 
 def first_failure(name: str) -> Finding | None:

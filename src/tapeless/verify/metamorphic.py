@@ -37,6 +37,7 @@ from tapeless.verify.fixtures import (
 from tapeless.verify.model_judges import largest_gap, rounding_floor, zero_by_identity
 from tapeless.verify.oracles import norm
 from tapeless.verify.tolerances import METAMORPHIC
+from tapeless.verify.update_identities import update_identities
 
 BOUND = METAMORPHIC["float64"]
 EPS = 1e-30  # of a norm: so small that the scale is not felt at all
@@ -44,8 +45,10 @@ EPS = 1e-30  # of a norm: so small that the scale is not felt at all
 
 def level_6() -> Iterator[Finding]:
     yield from op_identities()
+    yield from sums_are_wide()
     for case in TRANSFORMER_CASES:
         yield from check_metamorphic(case)
+    yield from update_identities()
 
 
 def check_metamorphic(case: ModelCase) -> Iterator[Finding]:
@@ -206,6 +209,31 @@ def silent_blocks(case: ModelCase, config: ModelConfig) -> Iterator[Finding]:
     if c.tie_embeddings:
         truth["embed.w"] = truth["embed.w"] + truth.pop("head.w")
     yield nearly_equal_gradients(f"model[{case.name}]", "silent blocks", gradients(model, data), truth, set())
+
+
+def sums_are_wide() -> Iterator[Finding]:
+    """In bfloat16 a parameter's gradient is summed over the rows in float32: half of the rows and then the other half give
+    what all of them give, but for the last bits of float32."""
+    generator = torch.Generator().manual_seed(0)
+    x, dy = (torch.randn(64, 6, generator=generator).bfloat16() for _ in range(2))
+    square = torch.randn(6, 6, generator=generator).bfloat16()
+    w, b = square[0], square[1]
+
+    def linear(rows: slice, dw: Tensor, db: Tensor) -> None:
+        LINEAR.backward(dy[rows], LINEAR.forward(x[rows], square, b)[1], square, b, None, db)
+
+    def rms_norm(rows: slice, dw: Tensor, db: Tensor) -> None:
+        RMS_NORM.backward(dy[rows], RMS_NORM.forward(x[rows], w, eps=EPS)[1], w, dw)
+
+    def layer_norm(rows: slice, dw: Tensor, db: Tensor) -> None:
+        LAYER_NORM.backward(dy[rows], LAYER_NORM.forward(x[rows], w, b, eps=EPS)[1], w, b, dw, db)
+
+    for name, backward in (("linear", linear), ("rms_norm", rms_norm), ("layer_norm", layer_norm)):
+        whole, halves = torch.zeros(2, 6), torch.zeros(2, 6)
+        backward(slice(0, 64), *whole)
+        backward(slice(0, 32), *halves)
+        backward(slice(32, 64), *halves)
+        yield nearly_equal(f"{name}[bfloat16]", "rows in halves", "dw, db", halves, whole, METAMORPHIC["float32"])
 
 
 def op_identities() -> Iterator[Finding]:

@@ -27,6 +27,7 @@ from tapeless.verify.model_judges import (
     zero_by_identity,
 )
 from tapeless.verify.tolerances import ACCUMULATION
+from tapeless.verify.training import by_cutting, by_resume
 
 
 def level_2() -> Iterator[Finding]:
@@ -50,6 +51,10 @@ def level_5() -> Iterator[Finding]:
     for case in MODEL_CASES:
         for dtype in ("float64", "float32"):
             yield from by_accumulation(case, dtype)
+    for case in MODEL_CASES:
+        yield from by_cutting(case)
+    for dtype in ("float32", "bfloat16"):
+        yield from by_resume(dtype)
 
 
 def by_recompute(case: ModelCase, dtype: str) -> Iterator[Finding]:

@@ -35,6 +35,8 @@ CROSS_ENTROPY, LINEAR_CROSS_ENTROPY = "ops/cross_entropy.py", "ops/linear_cross_
 LINEAR, SUBLAYERS, DROPOUT = "ops/linear.py", "model/sublayers.py", "ops/dropout.py"
 RMS_NORM, LAYER_NORM, POINTWISE = "ops/rms_norm.py", "ops/layer_norm.py", "ops/pointwise.py"
 ROPE, QKV_ROPE, POSITIONS = "ops/rope.py", "ops/qkv_rope.py", "ops/positions.py"
+NUMERICS, PARAMS = "ops/numerics.py", "model/params.py"
+STEP, TRAINER, ADAM, FLAT = "train/step.py", "train/trainer.py", "optim/adam.py", "optim/flat.py"
 
 # Lines that several mutants change.
 DZ = "dz = p * (dp - (do * o).sum(-1, keepdim=True)) / math.sqrt(D)"
@@ -68,6 +70,15 @@ LISTED = (
         "return max(int((targets != IGNORED).sum()), 1)",
         "return targets.numel()",
     ),
+    Mutant(
+        "6",
+        "mean of micro-batch means",
+        STEP,
+        "num_targets=num_targets,",
+        "num_targets=grad_accum * valid_targets(y),",
+    ),
+    Mutant("7", "accumulation without 1/k", STEP, "num_targets=num_targets,", "num_targets=None,"),
+    Mutant("8", "gradients not zeroed", STEP, "    model.zero_grads()\n", ""),
     Mutant(
         "9",
         "dW transposed (square)",
@@ -208,6 +219,27 @@ LISTED = (
         "s, n1, attn_norm = add_norm.forward(saved.x, None, *p.attn_norm, eps=c.norm_eps)\n"
         "        call = call._replace(dropout=call.dropout and call.dropout._replace(step=call.dropout.step + 1))\n",
     ),
+    Mutant("48", "Adam's t off by one", FLAT, "self.t = 0", "self.t = 1"),
+    Mutant(
+        "49",
+        "eps inside the root",
+        ADAM,
+        "root = v.sqrt().div_(math.sqrt(1 - self.beta2**self.t)).add_(self.eps)",
+        "root = v.div(1 - self.beta2**self.t).add_(self.eps).sqrt_()",
+    ),
+    Mutant("50", "coupled decay", ADAM, "self._shrink()\n        return self.grads", "return self._coupled_grads()"),
+    Mutant("51a", "decay on norms and biases, by the optimizer", FLAT, "if name in decay:", "if True:"),
+    Mutant("51b", "decay on norms, by the table", PARAMS, '(width,), "ones", False, None)', '(width,), "ones", True, None)'),
+    Mutant("52", "betas swapped", ADAM, "self.eps = beta1, beta2, eps", "self.eps = beta2, beta1, eps"),
+    Mutant(
+        "53",
+        "learning rate off by one after resume",
+        TRAINER,
+        "            step,\n            schedule=",
+        "            step + (self.resumed_from is not None),\n            schedule=",
+    ),
+    Mutant("54a", "bias summed in bf16", NUMERICS, "rows(x).sum(0, dtype=accumulation_dtype(x))", "rows(x).sum(0)"),
+    Mutant("54b", "every statistic in bf16", NUMERICS, "torch.promote_types(x.dtype, torch.float32)", "x.dtype"),
 )
 
 EXTRA = (
@@ -277,7 +309,7 @@ EXTRA = (
         "dz.masked_fill_((targets == IGNORED).unsqueeze(-1), 0.0)",
         "dz",
     ),
-    Mutant("X17", "matrix gradients overwritten, not accumulated", "ops/numerics.py", "dw.addmm_(a, b)", "dw.copy_(a @ b)"),
+    Mutant("X17", "matrix gradients overwritten, not accumulated", NUMERICS, "dw.addmm_(a, b)", "dw.copy_(a @ b)"),
     Mutant(
         "X18",
         "the same mask for every micro-batch",
@@ -287,6 +319,11 @@ EXTRA = (
     ),
     Mutant("X19", "relu2' without its 2", POINTWISE, "return 2 * relu(x)", "return relu(x)"),
     Mutant("X20", "LayerNorm bias gradient overwritten", LAYER_NORM, "add_row_sum(db, dy)", "add_row_sum(db.zero_(), dy)"),
+    Mutant("X21", "Adam's t begins anew after resume", TRAINER, "self.steps = self.optimizer.t = ", "self.steps = "),
+    Mutant("X22", "short gradients stretched to the limit", "optim/clip.py", "0 < limit < norm <", "0 < limit and norm <"),
+    Mutant("X23", "decay reaches one parameter too far", FLAT, "follows = name in decay", "follows = name in decay or follows"),
+    Mutant("X24", "momentum damped by 1 - mu", "optim/sgd.py", ".add_(d)  #", ".add_(d, alpha=1 - self.momentum)  #"),
+    Mutant("X25", "dropout masks repeat every step", TRAINER, "            step=self.steps,\n", "            step=0,\n"),
 )
 
 MUTANTS = LISTED + EXTRA

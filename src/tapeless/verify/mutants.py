@@ -5,7 +5,7 @@ so at least 95 % must be seen by two."""
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib import import_module
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, SourceFileLoader
@@ -18,6 +18,7 @@ from tapeless.verify.levels import LEVELS, first_failure
 from tapeless.verify.mutant_table import MUTANTS, PACKAGE, Mutant
 
 TWO_LEVELS = 0.95  # the share of mutants that at least two levels must kill
+TRAINS_FINE = 1.1  # so much of the healthy loss, and nobody who watches it would notice
 
 
 class _MutantLoader(SourceFileLoader):
@@ -113,17 +114,25 @@ def share_killed_twice(results: Sequence[MutantResult]) -> float:
     return sum(len(result.killed_by) >= 2 for result in results) / len(results)
 
 
-def matrix(results: Sequence[MutantResult]) -> str:
-    """Mutant x level as a Markdown table, with the totals beneath."""
+def matrix(results: Sequence[MutantResult], fine: Mapping[str, bool | None]) -> str:
+    """Mutant x level as a Markdown table, with the totals beneath. fine: by number, whether a model still trains with it;
+    None, or no entry: training does not feel it."""
     lines = [
-        f"| mutant | in | {' | '.join(LEVELS)} | levels |",
-        f"|---|---|{':-:|' * len(LEVELS)}--:|",
+        f"| mutant | in | {' | '.join(LEVELS)} | levels | trains fine |",
+        f"|---|---|{':-:|' * len(LEVELS)}--:|:-:|",
     ]
+    words = {True: "yes", False: "no", None: ""}
     for number, name, file, killed_by in results:
         marks = " | ".join("x" if level in killed_by else "" for level in LEVELS)
-        lines.append(f"| {number} {name} | `{file}` | {marks} | {len(killed_by)} |")
+        lines.append(f"| {number} {name} | `{file}` | {marks} | {len(killed_by)} | {words[fine.get(number)]} |")
     per_level = " | ".join(str(sum(level in result.killed_by for result in results)) for level in LEVELS)
+    verdicts = [verdict for result in results if (verdict := fine.get(result.number)) is not None]
     killed = len(results) - len(survivors(results))
-    lines.append(f"| killed | | {per_level} | |")
-    lines += ["", f"{killed} of {len(results)} killed, {share_killed_twice(results):.0%} by two or more levels."]
+    lines.append(f"| in all | | {per_level} | | {sum(verdicts)} |")
+    lines += [
+        "",
+        f"{killed} of {len(results)} killed, {share_killed_twice(results):.0%} by two or more levels.",
+        f"**{sum(verdicts)} of {len(verdicts)} mutants still train fine**: the loss ends at most {TRAINS_FINE - 1:.0%} above",
+        "that of the healthy code, and who only watches the loss sees nothing.",
+    ]
     return "\n".join(lines) + "\n"

@@ -1,0 +1,25 @@
+"""`tapeless.load`: the model of a run, or of one of its checkpoints.
+
+    tapeless.load("runs/tiny")                                  its newest weights
+    tapeless.load("runs/tiny/checkpoints/step-00001000")        those of one step
+Judged by: tests/train/test_loading.py."""
+
+import warnings
+from pathlib import Path
+
+from tapeless.errors import CheckpointError
+from tapeless.model.build import AnyModel
+from tapeless.train import runs
+from tapeless.train.checkpoint import MANIFEST, STEP_NAME
+
+
+def load(path: str | Path) -> AnyModel:
+    """Where the newest checkpoint of a run is damaged, the one before it is taken, with a warning."""
+    run, which = Path(path), "latest"
+    if (run / MANIFEST).is_file():
+        checkpoint = run.resolve()
+        step = STEP_NAME.fullmatch(checkpoint.name)
+        if not step:
+            raise CheckpointError(f"{path} looks like a checkpoint, but is not named step-NUMBER; give it its name back")
+        run, which = checkpoint.parents[1], str(int(step[1]))
+    return runs.load(run, which=which, on_warning=lambda text: warnings.warn(text, stacklevel=4)).model

@@ -1,0 +1,121 @@
+"""Processes that are asked to stop, or killed: exit 75 and not a step lost; in the end the bytes of the run that was let be."""
+
+import os
+import random
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from run_fixtures import events, final_bytes, text_file
+
+from tapeless.data.files import file_sha256
+from tapeless.train.checkpoint import pointed
+from tapeless.train.metrics_log import read_metrics
+from tapeless.train.run_dir import RunDir
+from tapeless.train.signals import SIGNALS, StopSignals
+
+STEPS = 80
+FLAGS = shlex.split(
+    "--hidden-dim 16 --num-layers 2 --num-heads 2 --intermediate-dim 24 --max-seq-len 16 --dropout 0.1 --no-verify "
+    f"--max-steps {STEPS} --batch-size 4 --grad-accum 2 --save-every 10 --eval-every 15 --sample-every 40"
+)
+PATIENCE = 60.0  # seconds until a test gives up; nothing is measured
+
+
+def start(*arguments: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "tapeless", "train", *arguments]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+
+
+def finish(process: subprocess.Popen[str]) -> int:
+    _, errors = process.communicate(timeout=PATIENCE)
+    assert process.returncode in (0, 75, -signal.SIGKILL), errors
+    return process.returncode
+
+
+def new(path: Path, data: str) -> subprocess.Popen[str]:
+    return start("new", *FLAGS, "--dataset-path", data, "--out-dir", str(path))
+
+
+def wait_for_lines(run: RunDir, count: int, process: subprocess.Popen[str]) -> None:
+    """Until metrics.jsonl has so many lines."""
+    end = time.monotonic() + PATIENCE
+    while time.monotonic() < end and process.poll() is None:
+        if run.metrics.exists() and run.metrics.read_bytes().count(b"\n") >= count:
+            return
+        time.sleep(0.002)
+    pytest.fail(f"the run came to its end, or nowhere, before line {count}")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return text_file(tmp_path_factory.mktemp("data"), 4000)
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory: pytest.TempPathFactory, data: str) -> RunDir:
+    run = RunDir(tmp_path_factory.mktemp("runs") / "unbroken")
+    assert finish(new(run.path, data)) == 0
+    return run
+
+
+def model_sha256(run: RunDir) -> str:
+    return file_sha256(run.checkpoints / f"step-{STEPS:08d}" / "model.safetensors")
+
+
+@pytest.mark.parametrize("number", SIGNALS, ids=["SIGTERM", "SIGINT"])
+def test_asked_to_stop_it_saves_and_exits_75(number: signal.Signals, tmp_path: Path, data: str, unbroken: RunDir):
+    run = RunDir(tmp_path / "run")
+    process = new(run.path, data)
+    wait_for_lines(run, random.Random(number).randint(5, STEPS - 40), process)
+    process.send_signal(number)
+    assert finish(process) == 75
+    stopped = list(read_metrics(run.metrics))
+    last_step = max(event["step"] for event in stopped if event["event"] == "step")
+    assert stopped[-1]["event"] == "end"
+    assert stopped[-1]["reason"] == "stopped"
+    assert pointed(run.checkpoints, "latest") == last_step < STEPS  # not a step lost
+    assert finish(start("resume", str(run.path))) == 0
+    assert final_bytes(run) == final_bytes(unbroken)
+    assert events(run, ["step", "eval", "sample"]) == events(unbroken, ["step", "eval", "sample"])
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_killed_at_a_random_moment(seed: int, tmp_path: Path, data: str, unbroken: RunDir):
+    run, draw = RunDir(tmp_path / "run"), random.Random(time.time_ns() + seed)
+    process = new(run.path, data)
+    wait_for_lines(run, draw.randint(1, STEPS - 20), process)
+    time.sleep(draw.random() * 0.02)
+    process.kill()
+    assert finish(process) == -signal.SIGKILL
+    assert finish(start("resume", str(run.path))) == 0
+    assert model_sha256(run) == model_sha256(unbroken)
+    assert final_bytes(run) == final_bytes(unbroken)
+    assert events(run) == events(unbroken)
+
+
+@pytest.fixture
+def handlers() -> Iterator[None]:
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("handlers")
+@pytest.mark.parametrize("number", SIGNALS)
+def test_the_first_signal_asks_and_the_second_would_end_it(number: signal.Signals):
+    before = [signal.getsignal(each) for each in SIGNALS]
+    with StopSignals() as stop:
+        assert not stop.requested()
+        signal.raise_signal(number)
+        assert stop.requested()
+        assert stop.received == number
+        assert [signal.getsignal(each) for each in SIGNALS] == [signal.SIG_DFL] * 2
+    assert [signal.getsignal(each) for each in SIGNALS] == before

@@ -10,5 +10,5 @@ AnyModel = Transformer | SimpleLM
 
 
 def build_model(config: AnyModelConfig, **options: Any) -> AnyModel:
-    """options: seed, device, dtype, and for a transformer also ops and recompute."""
+    """options: seed, device, dtype, initialized, and for a transformer also ops and recompute."""
     return SimpleLM(config, **options) if isinstance(config, SimpleLMConfig) else Transformer(config, **options)

@@ -120,7 +120,9 @@ class Chain:
         device: str | torch.device = "cpu",
         dtype: str = "float32",
         init: str = "kaiming",
+        initialized: bool = True,
     ):
+        """initialized: False leaves the parameters zero, for a caller who writes them all."""
         self.parts = parts
         specs = [spec for part in parts for spec in part.specs()]
         names = [spec.name for spec in specs]
@@ -129,7 +131,8 @@ class Chain:
                 raise ConfigError(f"two layers of the chain own a parameter {name!r}; give them different names")
         self.store = ParamStore(FlatLayout(specs), torch.device(device), dtype)
         self._compute = self.store.layout.views(self.store.compute_flat)
-        initialize(self.store, init, len(parts), seed)
+        if initialized:
+            initialize(self.store, init, len(parts), seed)
         self._saved: tuple[list[Any], int] | None = None  # what forward kept, and the version of the parameters it saw
 
     @property

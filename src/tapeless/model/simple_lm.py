@@ -22,7 +22,15 @@ from tapeless.ops.pointwise import GELU
 
 
 class SimpleLM:
-    def __init__(self, config: SimpleLMConfig, *, seed: int = 0, device: str | torch.device = "cpu", dtype: str = "float32"):
+    def __init__(
+        self,
+        config: SimpleLMConfig,
+        *,
+        seed: int = 0,
+        device: str | torch.device = "cpu",
+        dtype: str = "float32",
+        initialized: bool = True,
+    ):
         V, C, F = config.vocab_size, config.hidden_dim, config.intermediate_dim
         self.config, self.seed, self.dtype, self.device = config, seed, dtype, torch.device(device)
         self.chain = Chain(
@@ -34,6 +42,7 @@ class SimpleLM:
             seed=seed,
             device=device,
             dtype=dtype,
+            initialized=initialized,
         )
         self.store = self.chain.store
         self._kept: tuple[torch.Size, Any, int | None] | None = None  # shape of the logits, and of a loss what it saved

@@ -89,7 +89,9 @@ class Transformer:
         dtype: str = "float32",
         ops: str = "auto",
         recompute: str = "none",
+        initialized: bool = True,
     ):
+        """initialized: False leaves the parameters zero, for a caller who writes them all."""
         if not isinstance(config, ModelConfig):
             raise ConfigError(f"a Transformer takes a ModelConfig, got {type(config).__name__}; build_model takes any kind")
         if recompute not in RECOMPUTE:
@@ -98,7 +100,8 @@ class Transformer:
         self.device = torch.device(device)
         self.ops, self.ops_reason = choose(ops, self.device, dtype)
         self.store = ParamStore(FlatLayout(transformer_specs(config)), self.device, dtype)
-        initialize(self.store, config.init, config.num_layers, seed)
+        if initialized:
+            initialize(self.store, config.init, config.num_layers, seed)
         self._p = structured(config, self.store.layout, self.store.compute_flat)
         self._g = structured(config, self.store.layout, self.store.flat_grads)
         self._grad_parts = self.store.layout.parts(self.store.flat_grads)

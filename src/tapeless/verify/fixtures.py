@@ -123,7 +123,7 @@ def data_of(case: ModelCase) -> Batch:
 def build(case: ModelCase, dtype: str = "float64", recompute: str | None = None) -> AnyModel:
     """The model of a case, moved off its initial values: the same numbers in every dtype."""
     policy = {} if isinstance(case.config, SimpleLMConfig) else {"recompute": recompute or case.recompute, "ops": "reference"}
-    model = build_model(case.config, seed=SEED, dtype=dtype, **policy)
+    model = build_model(case.config, seed=SEED, dtype=dtype, initialized=False, **policy)
     move_off_init(model, seed=1)
     return model
 

@@ -55,7 +55,7 @@ def full_size_findings(config: AnyModelConfig, seed: int = 0) -> tuple[list[Find
     B, T = TOKENS
     T = min(T, config.max_seq_len) if isinstance(config, ModelConfig) else T
     tokens, targets = batch(config.vocab_size, B, T, seed)
-    model = build_model(config, seed=seed, dtype="float64")
+    model = build_model(config, seed=seed, dtype="float64", initialized=False)
     move_off_init(model, seed)
     before = loss_with_gradients(model, tokens, targets)
     findings = list(along_directions(model, tokens, targets, "full size", seed))
@@ -71,7 +71,7 @@ def along_directions(
     seed: int = 0,
 ) -> Iterator[Finding]:
     """Its gradients along three directions through all parameters, against the complex step."""
-    lifted = build_model(model.config, seed=model.seed, dtype="complex128")
+    lifted = build_model(model.config, seed=model.seed, dtype="complex128", initialized=False)
     lifted.store.flat.copy_(model.store.flat)
     for kind, direction in directions(model.grads, torch.Generator().manual_seed(seed)):
         derivative = _complex_step(lifted, direction, tokens, targets)

@@ -56,7 +56,7 @@ def directional_error(gradient: Point, direction: Point, derivative: float) -> f
 def directions(gradient: Point, generator: torch.Generator) -> Iterator[tuple[str, dict[str, Tensor]]]:
     """Three unit directions for the tensors of `gradient`: itself, where an error of scale shows best and the derivative
     is far from zero; Gaussian, which sees every element; one slice, where an error of one row is not averaged away."""
-    gaussian = {name: torch.randn(g.shape, generator=generator, dtype=torch.float64) for name, g in gradient.items()}
+    gaussian = {name: torch.randn(g.shape, generator=generator).double() for name, g in gradient.items()}
     slice_ = {name: torch.zeros_like(v) for name, v in gaussian.items()}
     for name, v in gaussian.items():
         row = int(torch.randint(v.shape[0], (), generator=generator)) if v.dim() else ...

@@ -10,7 +10,6 @@ from tapeless.model.transformer import Transformer
 from tapeless.optim.flat import FlatOptimizer
 
 STEPS = 25
-BOUND = 1e-12  # of the movement: some ulps of weights that are about a hundred times larger than their steps
 
 
 def small_model(dtype: str = "float64") -> Transformer:

@@ -2,11 +2,12 @@
 
 import pytest
 import torch
-from optim_fixtures import BOUND, STEPS, draw_gradients, movement_errors, small_model
+from optim_fixtures import STEPS, draw_gradients, movement_errors, small_model
 
 import tapeless
 from tapeless.errors import ConfigError
 from tapeless.optim import Adam, AdamW
+from tapeless.verify.tolerances import OPTIMIZER
 
 THEIRS = {AdamW: torch.optim.AdamW, Adam: torch.optim.Adam}
 
@@ -18,7 +19,7 @@ def test_every_step_is_that_of_torch(kind: type[Adam], beta1: float, beta2: floa
     model = small_model()
     ours = kind(model.params, model.grads, beta1=beta1, beta2=beta2, eps=eps, weight_decay=weight_decay)
     errors = movement_errors(model, ours, THEIRS[kind], weight_decay, betas=(beta1, beta2), eps=eps)
-    assert {name: error for name, error in errors.items() if error > BOUND} == {}
+    assert {name: error for name, error in errors.items() if error > OPTIMIZER} == {}
     assert ours.t == STEPS
 
 

@@ -2,10 +2,11 @@
 
 import pytest
 import torch
-from optim_fixtures import BOUND, draw_gradients, movement_errors, small_model
+from optim_fixtures import draw_gradients, movement_errors, small_model
 
 from tapeless.errors import ConfigError
 from tapeless.optim import SGD
+from tapeless.verify.tolerances import OPTIMIZER
 
 
 @pytest.mark.parametrize("weight_decay", [0.0, 0.1])
@@ -14,7 +15,7 @@ def test_every_step_is_that_of_torch(momentum: float, nesterov: bool, weight_dec
     model = small_model()
     ours = SGD(model.params, model.grads, momentum=momentum, nesterov=nesterov, weight_decay=weight_decay)
     errors = movement_errors(model, ours, torch.optim.SGD, weight_decay, momentum=momentum, nesterov=nesterov)
-    assert {name: error for name, error in errors.items() if error > BOUND} == {}
+    assert {name: error for name, error in errors.items() if error > OPTIMIZER} == {}
 
 
 def test_a_plain_step_is_lr_times_the_gradient():

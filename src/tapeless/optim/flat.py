@@ -23,7 +23,7 @@ def flat_buffer(views: Mapping[str, Tensor]) -> Tensor:
 
 
 def _places(views: Mapping[str, Tensor]) -> dict[str, tuple[int, torch.Size]]:
-    return {name: (view.storage_offset(), view.shape) for name, view in views.items()}
+    return {name: (int(view.storage_offset()), view.shape) for name, view in views.items()}
 
 
 def decayed_stretches(views: Mapping[str, Tensor], decay: Collection[str]) -> list[slice]:

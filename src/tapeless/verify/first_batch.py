@@ -61,9 +61,10 @@ def _rebuilt(model: AnyModel, small: bool = False, **changes: Any) -> AnyModel:
     if not isinstance(model, SimpleLM):
         options |= {"ops": model.ops.name, "recompute": model.recompute}
     options |= {key: value for key, value in changes.items() if key in options}
-    other = build_model(shrunk(model.config) if small else model.config, **options)
-    if not small:
-        other.store.flat.copy_(model.store.flat)
+    if small:
+        return build_model(shrunk(model.config), **options)
+    other = build_model(model.config, **options, initialized=False)
+    other.store.flat.copy_(model.store.flat)
     return other
 
 

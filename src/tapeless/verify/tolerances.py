@@ -22,6 +22,7 @@ FIRST_BATCH = {"float64": 1e-10, "float32": 1e-3, "bfloat16": 0.5}
 HUGGING_FACE = 1e-6  # L3, float64 (transformers computes norms and softmax in float32 inside)
 HUGGING_FACE_FLOAT32 = 1e-5  # L3, L2-norm
 
+OPTIMIZER = 1e-12  # one optimizer alone, step by step against torch.optim, float64, divided by the movement
 TRAINING = {"float64": 1e-8, "float32": 1e-3}  # L4: weights against torch.optim, divided by how far they moved
 TRAINING_LOSS = {"float64": 1e-10, "float32": 1e-5, "bfloat16": 1e-2}  # L4: the loss of every step
 

@@ -111,7 +111,7 @@ def by_torch(recipe: Recipe, ours: Course) -> Iterator[Finding]:
 
 
 def _series(check: str, what: str, ours: list[float], theirs: list[float], bound: float) -> Finding:
-    gap = distance(*(torch.tensor(series, dtype=torch.float64) for series in (ours, theirs)))
+    gap = distance(torch.tensor(ours, dtype=torch.float64), torch.tensor(theirs, dtype=torch.float64))
     return Finding("L4", check, "autograd twin", what, gap.largest, bound, gap.where)
 
 

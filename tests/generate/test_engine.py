@@ -4,10 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from tapeless.config import ModelConfig, SimpleLMConfig
+from tapeless.config import ModelConfig, Sampling, SimpleLMConfig
 from tapeless.errors import ConfigError, InputError, NonFiniteError
 from tapeless.generate.engine import generate, window_start
-from tapeless.config import Sampling
 from tapeless.generate.sampler import sample
 from tapeless.model.build import AnyModel
 from tapeless.model.simple_lm import SimpleLM

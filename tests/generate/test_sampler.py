@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from tapeless.errors import ConfigError, NonFiniteError
 from tapeless.config import Sampling
+from tapeless.errors import ConfigError, NonFiniteError
 from tapeless.generate.sampler import probabilities, sample, uniform
 
 NO_HISTORY = torch.empty(1, 0, dtype=torch.int64)

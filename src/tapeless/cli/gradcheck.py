@@ -11,7 +11,7 @@ import argparse
 import json
 import sys
 
-from tapeless.cli.options import add_model_arguments, chosen, given
+from tapeless.cli.options import add_model_arguments, chosen
 from tapeless.errors import UsageError
 
 HELP = "prove the gradients of a model by independent oracles"

@@ -75,7 +75,7 @@ claims = Claims("cllm_training")
 with scratch() as folder:
     text, tokenizer = write_text(folder)
     run = RunDir(folder / "run")
-    flags = ["--preset", "cllm", "--batch-size", B, "--epochs", EPOCHS, "--lr", 3e-4, "--eval-every", 0]
+    flags = ["--preset", "cllm", "--batch-size", B, "--epochs", EPOCHS, "--eval-every", 0]
     done = train(run, *flags, "--dataset-path", text, "--tokenizer", tokenizer)
     losses = steps(run, "loss")
 claims.check(

@@ -42,6 +42,8 @@ for name in preset_names():
     worst = max(exact, key=closeness)
     claims.check(f"{name}: exit status", bound=0, measured=done.returncode, ok=done.returncode == 0)
     claims.check(f"{name}: every parameter tensor listed", bound=len(tensors), measured=len(listed), ok=listed == tensors)
+    fewest = min(row["checks"] for row in report["tensors"])
+    claims.check(f"{name}: oracles that judged each tensor, at least", bound=2, measured=fewest, ok=fewest >= 2)
     shown = f"{worst['error']:.1e}"
     claims.check(f"{name}: {worst['tensor']} by {worst['oracle']}", bound=worst["bound"], measured=shown, ok=worst["ok"])
     claims.check(f"{name}: seconds", bound=LIMIT, measured=seconds, ok=seconds < LIMIT)

@@ -62,13 +62,15 @@ def memory() -> str:
     for (model, tokens, dtype), policy in cells.items():
         lines.append(f"| `{model}` | {tokens} | {dtype} | {policy['none']} | {policy['cheap']} | {policy['full']} |")
     fused = result("linear_cross_entropy")
-    together, apart = (fused["peak_bytes"][name] / 2**20 for name in ("fused", "apart"))
-    logits = fused["logits_bytes"] / 2**20
-    closing = (
-        f"The fused output product and loss peaks at {together:.1f} MiB above its inputs at V = 32000, N = 2048, float32:\n"
-        f"{together / logits:.3f} of the logits' {logits:.0f} MiB. The two ops apart peak at {apart:.0f} MiB."
-    )
-    return "\n".join([*lines, "", closing]) + "\n"
+    lines += [
+        "",
+        "| V = 32000, N = 2048, C = 256 | all logits | peak of the fused output product and loss | of the two ops apart |",
+    ]
+    lines.append("|---|--:|--:|--:|")
+    for dtype, peak in fused["peak_bytes"].items():
+        logits, together, apart = (n / 2**20 for n in (fused["logits_bytes"][dtype], peak["fused"], peak["apart"]))
+        lines.append(f"| {dtype} | {logits:.0f} MiB | {together:.1f} MiB | {apart:.0f} MiB |")
+    return "\n".join(lines) + "\n"
 
 
 def mutants() -> str:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from tapeless.errors import ConfigError
 
+LARGEST = 2**63  # of any number here; infinity and NaN are beyond it
 PRESETS = Path(__file__).parent / "presets"
 
 
@@ -110,7 +111,7 @@ class TrainConfig:
     )
     tokenizer: str = option("bytes", "bytes, char, bpe (trained on the data to vocab_size), or the path of a tokenizer.json")
     seq_len: int | None = option(None, "tokens in a training window [T]; default max_seq_len")
-    batch_size: int = option(16, "windows in a micro-batch [B]")
+    batch_size: int = option(8, "windows in a micro-batch [B]")
     grad_accum: int = option(1, "micro-batches in a step")
     epochs: int | None = option(None, "passes over the data; whichever of epochs and max_steps is reached first ends the run")
     max_steps: int | None = option(None, "steps; default 1000 where epochs is not given either")
@@ -212,11 +213,13 @@ def check_types(config: Any) -> None:
         allowed = f.type.__args__ if hasattr(f.type, "__args__") else (f.type,)
         if f.metadata["derived"] and value is None:
             continue
-        if float in allowed and type(value) is int:
+        if float in allowed and type(value) is int and abs(value) < LARGEST:
             object.__setattr__(config, f.name, float(value))
         elif type(value) not in allowed:
             names = " or ".join("nothing" if t is type(None) else getattr(t, "__name__", str(t)) for t in allowed)
             raise ConfigError(f"{f.name} must be {names}, got {value!r}")
+        if type(value) in (int, float) and not abs(value) < LARGEST:
+            raise ConfigError(f"{f.name} must be a number below 2^63, got {value}")
         choices = f.metadata["choices"]
         if choices and value not in choices:
             raise ConfigError(f"{f.name} is {value!r}; {nearest(value, choices)}")
@@ -257,7 +260,7 @@ def read_recipe(path: Path) -> Recipe:
         raise ConfigError(f"{path}: no such file") from None
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"{path}: not a TOML file: {error}") from None
     for name, values in tables.items():
         if name not in TABLES:

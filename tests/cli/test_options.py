@@ -148,7 +148,7 @@ def test_every_flag_reaches_its_field():
             elif field.metadata["choices"]:
                 words = [flag, next(choice for choice in field.metadata["choices"] if choice != value)]
             else:
-                words = [flag, "0.125" if isinstance(value, float) else "8"]
+                words = [flag, "0.125" if isinstance(value, float) else "16" if value == 8 else "8"]
             changed, refused = {}, ""
             try:
                 changed = asdict(getattr(resolved(*words), part))

@@ -78,7 +78,7 @@ def test_a_batch_on_another_device(model: Transformer, data):
 
 
 def test_a_divisor_below_one(model: Transformer, data):
-    with pytest.raises(InputError, match="num_targets must be at least 1, got 0"):
+    with pytest.raises(InputError, match="num_targets must be a whole number of at least 1, got 0"):
         model.forward(*data, num_targets=0)
 
 
@@ -252,7 +252,7 @@ def test_the_two_kinds_of_backward_are_not_confused(config):
 @pytest.mark.parametrize("method", ["forward", "loss"])
 def test_a_divisor_below_one_is_refused(config, method):
     tokens = torch.zeros(1, 3, dtype=torch.int64)
-    with pytest.raises(InputError, match="num_targets must be at least 1, got 0"):
+    with pytest.raises(InputError, match="num_targets must be a whole number of at least 1, got 0"):
         getattr(build_model(config), method)(tokens, tokens, num_targets=0)
 
 
@@ -273,3 +273,18 @@ def test_typos_are_errors_everywhere():
         layer("a", RMS_NORM, w=(3,), epss=1e-5)
     with pytest.raises(ConfigError, match="put an embedding before it"):
         Chain(residual(layer("a", EMBED, w=(4, 3)))).forward(torch.tensor([[1]]))
+
+
+def test_inputs_written_between_forward_and_backward_are_an_error(model, data):
+    tokens, targets = (x.clone() for x in data)
+    model.forward(tokens, targets)
+    targets.fill_(1)
+    with pytest.raises(OrderError, match="tokens, targets or documents were written"):
+        model.backward()
+
+
+def test_non_finite_weights_are_named_even_if_no_target_counts(model, data):
+    tokens, targets = data
+    model.params["blocks.0.attn.wo"][1, 2] = torch.nan
+    with pytest.raises(NonFiniteError, match="blocks.0.attn.wo"):
+        model.forward(tokens, torch.full_like(targets, -100))

@@ -186,3 +186,23 @@ def test_writing_is_seen_by_the_next_forward(dtype: str):
     with torch.no_grad():
         model.store.flat.zero_()
     assert float(model.loss(tokens, targets)) == pytest.approx(math.log(23), rel=1e-6)
+
+
+def test_a_writer_that_torch_does_not_count_is_seen_too():
+    """Fused optimizers write without raising the count of writes; a bfloat16 model must not go on with its old copy."""
+    model = Transformer(ModelConfig(), dtype="bfloat16")
+    tokens = torch.zeros(1, 3, dtype=torch.int64)
+    before = model.loss(tokens, tokens)
+    model.params["embed.w"].numpy()[:] *= 3
+    assert not torch.equal(model.loss(tokens, tokens), before)
+
+
+@pytest.mark.parametrize("default", [torch.float64, torch.bfloat16])
+def test_initial_values_do_not_depend_on_torchs_defaults(default):
+    expected = Transformer(ModelConfig(), seed=3).store.flat
+    torch.set_default_dtype(default)
+    try:
+        found = Transformer(ModelConfig(), seed=3).store.flat
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert torch.equal(found, expected)

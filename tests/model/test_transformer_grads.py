@@ -3,8 +3,11 @@
 from dataclasses import fields, replace
 
 import pytest
+import torch
 
 from tapeless.config import ModelConfig, load_preset, preset_names
+from tapeless.model.transformer import Transformer
+from tapeless.verify.finding import distance
 from tapeless.verify.fixtures import (
     MODEL_CASES,
     TRANSFORMER_CASES,
@@ -19,8 +22,10 @@ from tapeless.verify.fixtures import (
 from tapeless.verify.metamorphic import check_metamorphic, op_identities
 from tapeless.verify.model_judges import by_precision, by_twin
 from tapeless.verify.model_levels import by_accumulation, check_model
+from tapeless.verify.tolerances import ACCUMULATION
 
 CASES = [pytest.param(case, id=case.name) for case in MODEL_CASES]
+NAMED = {case.name: case for case in MODEL_CASES}
 
 
 def failures(findings):
@@ -99,3 +104,32 @@ def test_the_batch_is_hostile():
     assert counts == [6, 4, 0]
     assert tokens.unique().numel() < tokens.numel()  # repeats
     assert tokens.max() < 23 - 7  # unused rows
+
+
+def test_evaluation_drops_nothing_out():
+    config = NAMED["penalties"].config
+    model, without = build(NAMED["penalties"]), Transformer(replace(config, dropout=0.0), dtype="float64")
+    without.store.flat.copy_(model.store.flat)
+    tokens, targets = batch()
+    assert torch.equal(model.loss(tokens, targets), without.loss(tokens, targets))
+    assert torch.equal(model.logits(tokens), without.logits(tokens))
+
+
+def test_the_divisor_scales_the_gradients_however_large_it_is():
+    model, (tokens, targets) = build(NAMED["llama"]), batch()
+    valid = int((targets != -100).sum())
+    model.forward(tokens, targets)
+    model.backward()
+    by_valid = model.store.flat_grads.clone()
+    model.zero_grads()
+    model.forward(tokens, targets, num_targets=100_000)
+    model.backward()
+    assert distance(model.store.flat_grads * (100_000 / valid), by_valid).l2 <= ACCUMULATION["float64"]
+
+
+def test_an_upstream_gradient_is_only_read():
+    model, (tokens, _) = build(NAMED["penalties"]), batch()
+    dlogits = torch.randn_like(model.logits(tokens, keep=True))
+    before = dlogits.clone()
+    model.backward(dlogits)
+    assert torch.equal(dlogits, before)

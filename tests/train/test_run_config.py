@@ -111,7 +111,7 @@ def test_the_schedule_changes_by_override_alone():
     assert "train.lr: 0.002 in the run, 0.001 now (needs --override lr=0.001)" in str(refused.value)
     changes = check_resume(RUN, now, overrides=["lr", "batch_size"])
     assert [(c.table, c.name, c.old, c.new, c.kind) for c in changes] == [
-        ("train", "batch_size", 16, 4, "schedule"),
+        ("train", "batch_size", 8, 4, "schedule"),
         ("train", "lr", 0.002, 0.001, "schedule"),
     ]
 

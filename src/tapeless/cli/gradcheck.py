@@ -8,8 +8,8 @@
 Exit status: 0 all within bounds, 3 a check failed, 2 the question was wrong."""
 
 import argparse
-import json
 import sys
+from typing import Any
 
 from tapeless.cli.options import add_model_arguments, chosen
 from tapeless.errors import UsageError
@@ -31,16 +31,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    asked = [flag for flag in ("op", "mutant", "mutants") if getattr(args, flag)]
+    if not 0 <= args.seed < 2**63:
+        raise UsageError(f"--seed must be between 0 and 2^63 - 1, got {args.seed}")
+    asked = [flag for flag in ("op", "mutant", "mutants") if getattr(args, flag) not in (None, False)]
     ignored = [
         name for name, value in vars(args).items() if name.startswith("model.") or (name in ("preset", "config") and value)
     ]
     if asked and ignored:
         flag = ignored[0].removeprefix("model.").replace("_", "-")
         raise UsageError(f"--{asked[0]} does not look at a model; leave --{flag} out")
-    if args.mutants or args.mutant:
+    if args.mutants or args.mutant is not None:
         return check_mutants(args)
-    return check_op(args) if args.op else check_model(args)
+    return check_model(args) if args.op is None else check_op(args)
+
+
+def as_json(value: dict[str, Any]) -> str:
+    from tapeless.train.metrics_log import event_line  # which spells out what JSON has no number for
+
+    return event_line(value).decode().strip()
 
 
 def say(text: str) -> None:
@@ -58,8 +66,9 @@ def check_model(args: argparse.Namespace) -> int:
 
     name, config, _ = chosen(args)
     report = gradcheck(name, config, seed=args.seed, progress=say)
+    args.status = 0 if report.ok else FAILED  # known before anything is printed, into whatever pipe
     if args.json:
-        print(json.dumps(report.as_json()))
+        print(as_json(report.as_json()))
         return 0 if report.ok else FAILED
     rows: list[tuple[str, ...]] = [("tensor", "shape", "checked as", *PER_TENSOR, "worst at", "")]
     for row in report.tensors:
@@ -92,7 +101,7 @@ def check_op(args: argparse.Namespace) -> int:
     findings = list(level_1(args.op))
     failures = [finding for finding in findings if not finding.ok]
     if args.json:
-        print(json.dumps({"op": args.op, "ok": not failures, "findings": [{**f._asdict(), "ok": f.ok} for f in findings]}))
+        print(as_json({"op": args.op, "ok": not failures, "findings": [{**f._asdict(), "ok": f.ok} for f in findings]}))
         return FAILED if failures else 0
     rows: list[tuple[str, ...]] = [("check", "gradient", "oracle", "error", "bound", "worst at", "")]
     for f in findings:
@@ -114,7 +123,7 @@ def check_mutants(args: argparse.Namespace) -> int:
     if reason:
         say(f"L3 is left out: {reason}")
     names = {mutant.name: mutant.number for mutant in MUTANTS}
-    if args.mutant and args.mutant not in [*names, *names.values()]:
+    if args.mutant is not None and args.mutant not in [*names, *names.values()]:
         numbers = f"there are {', '.join(names.values())}"
         raise UsageError(f"unknown mutant {args.mutant!r}; {numbers}")
 
@@ -126,7 +135,7 @@ def check_mutants(args: argparse.Namespace) -> int:
         results = run_mutants([names.get(args.mutant, args.mutant)] if args.mutant else None, progress=show)
     alive, twice = survivors(results), share_killed_twice(results)
     if args.json:
-        print(json.dumps({"mutants": [result._asdict() for result in results]}))
+        print(as_json({"mutants": [result._asdict() for result in results]}))
     elif args.mutant:
         print("\n".join(results[0].killed_by.values()) or "no level noticed")
     else:

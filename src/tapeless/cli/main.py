@@ -73,7 +73,7 @@ def main(argv: list[str] | None = None) -> int:
         return 130
     except BrokenPipeError:  # the reader of our output, such as `head`, has left
         sys.stderr.close()
-        return 0
+        return getattr(args, "status", 0)  # what the command had found out by then
     except Exception as error:
         if args.debug:
             raise

@@ -37,6 +37,8 @@ def register_ops(
     name: str, ops: OpSet, *, devices: Collection[str] | None = None, dtypes: Collection[str] | None = None
 ) -> None:
     """Make a set of one's own selectable by name. Start from `dataclasses.replace(REFERENCE, attention=…)`."""
+    if isinstance(devices, str) or isinstance(dtypes, str):
+        raise ConfigError(f"devices and dtypes are collections of names, such as ['cpu'], got {devices!r} and {dtypes!r}")
     if name == "auto" or name in _BACKENDS:
         raise ConfigError(f"a set of ops named {name!r} is already there; choose another name")
     _BACKENDS[name] = Backend(replace(ops, name=name), devices, dtypes)

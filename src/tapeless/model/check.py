@@ -50,8 +50,8 @@ def check_documents(documents: Tensor, tokens: Tensor) -> None:
 
 
 def check_num_targets(num_targets: int | None) -> None:
-    if num_targets is not None and num_targets < 1:
-        raise InputError(f"num_targets must be at least 1, got {num_targets}")
+    if num_targets is not None and (type(num_targets) is not int or num_targets < 1):
+        raise InputError(f"num_targets must be a whole number of at least 1, got {num_targets}")
 
 
 def check_upstream(dlogits: Tensor, shape: torch.Size | None, dtype: torch.dtype) -> None:

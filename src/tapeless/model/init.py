@@ -8,6 +8,7 @@ Embeddings are N(0, 0.02^2) in all three, norms 1, biases 0."""
 
 import hashlib
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,6 +18,7 @@ from tapeless.errors import ConfigError
 from tapeless.model.params import ParamSpec, ParamStore
 
 STD = 0.02
+PLAIN: Any = {"dtype": torch.float32, "device": "cpu"}  # whatever torch's defaults are
 
 
 def param_seed(seed: int, name: str) -> int:
@@ -25,18 +27,18 @@ def param_seed(seed: int, name: str) -> int:
 
 def initial_values(spec: ParamSpec, scheme: str, num_layers: int, seed: int) -> Tensor:  # spec.shape, float32 on the CPU
     if spec.init in ("ones", "zeros"):
-        return torch.full(spec.shape, 1.0 if spec.init == "ones" else 0.0)
-    generator = torch.Generator().manual_seed(param_seed(seed, spec.name))
+        return torch.full(spec.shape, 1.0 if spec.init == "ones" else 0.0, **PLAIN)
+    generator = torch.Generator("cpu").manual_seed(param_seed(seed, spec.name))
     if spec.init == "embedding":
-        return torch.randn(spec.shape, generator=generator) * STD
+        return torch.randn(spec.shape, generator=generator, **PLAIN) * STD
     fan_out, fan_in = spec.shape
     if scheme == "kaiming":
-        return torch.randn(spec.shape, generator=generator) * math.sqrt(2 / fan_in)
+        return torch.randn(spec.shape, generator=generator, **PLAIN) * math.sqrt(2 / fan_in)
     if scheme == "xavier":
-        return (2 * torch.rand(spec.shape, generator=generator) - 1) * math.sqrt(6 / (fan_in + fan_out))
+        return (2 * torch.rand(spec.shape, generator=generator, **PLAIN) - 1) * math.sqrt(6 / (fan_in + fan_out))
     if scheme == "scaled-normal":
         depth = math.sqrt(2 * num_layers) if spec.init == "residual" else 1.0
-        return torch.randn(spec.shape, generator=generator) * (STD / depth)
+        return torch.randn(spec.shape, generator=generator, **PLAIN) * (STD / depth)
     raise ConfigError(f"unknown init {scheme!r}; {nearest(scheme, ('scaled-normal', 'kaiming', 'xavier'))}")
 
 

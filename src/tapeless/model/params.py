@@ -140,8 +140,7 @@ class ParamStore:
 
     @property
     def version(self) -> int:
-        """How often the parameters were written: torch counts, through whichever view the writes came. Only `.data` goes
-        around the count, so nothing may write through that."""
+        """How often the parameters were written: torch counts the in-place writes, through whichever view they came."""
         return self.flat._version
 
     def expect_version(self, version: int) -> None:
@@ -149,11 +148,13 @@ class ParamStore:
         if version != self.version:
             raise OrderError("parameters were written between forward and backward; run forward again")
 
-    def refresh(self) -> None:
-        """Bring the compute copy up to date."""
-        if self.compute_flat is not self.flat and self.version != self._copied_version:
-            self.compute_flat.copy_(self.flat)
-            self._copied_version = self.version
+    def refresh(self, *, only_if_counted: bool = False) -> None:
+        """Bring the compute copy up to date. Some writers, torch's fused optimizers among them, go around the count of
+        writes, so the copy is made anew each time, unless the caller decodes token by token and says so."""
+        if self.compute_flat is self.flat or (only_if_counted and self.version == self._copied_version):
+            return
+        self.compute_flat.copy_(self.flat)
+        self._copied_version = self.version
 
     def raise_if_non_finite(self) -> None:
         """Name the first parameter that holds NaN or infinity, where there is one."""

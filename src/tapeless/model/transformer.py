@@ -28,6 +28,7 @@ class Kept(NamedTuple):
 
     call: Call
     version: int  # of the parameters
+    inputs: tuple[tuple[Tensor, int], ...]  # the caller's tensors that backward reads again, and their versions
     embed: Any
     blocks: list[BlockSaved]  # backward pops from the end
     final_norm: Any
@@ -45,6 +46,11 @@ class TransformerParams(NamedTuple):
     blocks: list[BlockParams]
     final_norm: Params
     head: Tensor  # (V, C); a tied model's is the embedding, whose gradient then collects from both ends
+
+
+def counted(*inputs: Tensor | None) -> tuple[tuple[Tensor, int], ...]:
+    """Tensors with torch's count of the writes into them; those made under inference_mode have none."""
+    return tuple((x, x._version) for x in inputs if x is not None and not x.is_inference())
 
 
 def structured(config: ModelConfig, layout: FlatLayout, flat: Tensor) -> TransformerParams:
@@ -142,8 +148,9 @@ class Transformer:
         n, kept = self._trunk(tokens, self._call(documents, self._dropout(step, first_sample)), keep=True)
         options = self._loss_options(num_targets)
         loss, head = self.ops.linear_cross_entropy.forward(n, targets, self._p.head, **options)
+        self._finite(n)  # with every target ignored, the loss alone would not show it
         self._finite(loss)
-        self._kept = kept._replace(head=head, loss_options=options)
+        self._kept = kept._replace(head=head, loss_options=options, inputs=counted(tokens, targets, documents))
         return loss
 
     def loss(
@@ -184,7 +191,7 @@ class Transformer:
             logits, softcap = SOFTCAP.forward(logits, cap=self.config.logit_softcap)
         self._finite(logits)
         if keep:
-            self._kept = kept._replace(head=head, softcap=softcap, logits_shape=logits.shape)
+            self._kept = kept._replace(head=head, softcap=softcap, logits_shape=logits.shape, inputs=counted(tokens, documents))
         if kv_cache is not None:
             kv_cache.length += tokens.shape[1]
         return logits
@@ -212,6 +219,8 @@ class Transformer:
         if dlogits is not None:
             check_upstream(dlogits, kept.logits_shape, self.store.compute_flat.dtype)
         self.store.expect_version(kept.version)
+        if any(x._version != version for x, version in kept.inputs):
+            raise OrderError("tokens, targets or documents were written between forward and backward; run forward again")
         self._kept = None
         p, g, call, c = self._p, self._g, kept.call, self.config
         dn = self._head_backward(dlogits, kept)
@@ -228,7 +237,7 @@ class Transformer:
 
     def _trunk(self, tokens: Tensor, call: Call, keep: bool) -> tuple[Tensor, Kept]:  # n (B, T, C)
         """Everything before the head."""
-        self.store.refresh()
+        self.store.refresh(only_if_counted=call.offset > 0)
         p, c = self._p, self.config
         x, embed = self.ops.embed.forward(tokens, p.embed)
         if p.positions is not None:
@@ -240,7 +249,7 @@ class Transformer:
             if keep:
                 blocks.append(saved)
         _, n, final_norm = self.ops.add_norm[c.norm].forward(x, delta, *p.final_norm, eps=c.norm_eps)
-        return n, Kept(call, self.store.version, embed, blocks, final_norm, None, None, None, None)
+        return n, Kept(call, self.store.version, (), embed, blocks, final_norm, None, None, None, None)
 
     def _head_backward(self, dlogits: Tensor | None, kept: Kept) -> Tensor:  # dn (B, T, C)
         p, g = self._p, self._g

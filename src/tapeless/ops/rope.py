@@ -9,8 +9,6 @@ Saved: nothing; the angles come from the position alone. They are computed in fl
 angle is off by 1e-2.
 Judged by: tests/ops/test_rope.py."""
 
-import functools
-
 import torch
 from torch import Tensor
 
@@ -23,15 +21,12 @@ def rope_tables(x: Tensor, theta: float, offset: int) -> tuple[Tensor, Tensor]: 
     T, D = x.shape[-2:]
     if D % 2:
         raise ConfigError(f"rotary positions turn features in pairs, but head_dim is {D}; make it even")
-    return _tables(T, D, theta, offset, x.device, torch.float64 if x.is_complex() else accumulation_dtype(x))
-
-
-@functools.lru_cache(maxsize=8)  # every layer asks for the same ones, forward and backward
-def _tables(T: int, D: int, theta: float, offset: int, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    i = torch.arange(0, D, 2, dtype=torch.float64, device="cpu")
-    t = torch.arange(offset, offset + T, dtype=torch.float64, device="cpu")
+    where = "cpu" if x.device.type == "mps" else x.device  # which has no float64
+    i = torch.arange(0, D, 2, dtype=torch.float64, device=where)
+    t = torch.arange(offset, offset + T, dtype=torch.float64, device=where)
     angle = t[:, None] * theta ** (-i / D)
-    return angle.cos().to(device, dtype), angle.sin().to(device, dtype)
+    dtype = torch.float64 if x.is_complex() else accumulation_dtype(x)
+    return angle.cos().to(x.device, dtype), angle.sin().to(x.device, dtype)
 
 
 def rope_forward(

@@ -262,6 +262,7 @@ def _attention() -> Iterator[OpCase]:
         ("mha", fixtures.attention_mha),
         ("gqa", fixtures.attention_gqa),
         ("mqa", fixtures.attention_mqa),
+        ("long", fixtures.attention_long),
         ("cache", fixtures.attention_cache),
         ("documents", fixtures.attention_documents),
     ):

@@ -97,6 +97,15 @@ TRANSFORMER_CASES = [
         attn_bias=True,
         recompute="cheap",
     ),
+    _case(
+        "post-dropout",
+        norm_placement="post",
+        position="learned",
+        ffn="gelu",
+        dropout=0.7,
+        documents=True,
+        recompute="full",
+    ),
 ]
 MODEL_CASES = [*TRANSFORMER_CASES, ModelCase("simplelm", shrunk(SimpleLMConfig()))]
 
@@ -107,6 +116,7 @@ def batch(vocab_size: int = V, B: int = B, T: int = T, seed: int = 0) -> tuple[T
     generator = torch.Generator().manual_seed(param_seed(seed, "batch"))
     text = torch.randint(vocab_size - vocab_size // 3, (B, T + 1), generator=generator)
     text[:2, 0] = min(TINY_TOKEN, vocab_size - 1)
+    text[0, 1:2], text[0, 2:3] = 0, vocab_size - 1  # both ends of the vocabulary, where there is room
     tokens, targets = text[:, :-1].contiguous(), text[:, 1:].contiguous()
     targets[0, T // 2] = -100
     targets[1:2, T // 2 + 1 :] = -100
@@ -117,7 +127,7 @@ def batch(vocab_size: int = V, B: int = B, T: int = T, seed: int = 0) -> tuple[T
 def data_of(case: ModelCase) -> Batch:
     """The batch that a case is judged on, its samples cut into documents at 2, at 3, and nowhere."""
     cuts = torch.tensor([[2], [3], [T]])
-    return Batch(*batch(), (torch.arange(T) >= cuts).long() * 4 + 1 if case.documents else None)
+    return Batch(*batch(), (torch.arange(T) >= cuts).long() * 256 + 1 if case.documents else None)
 
 
 def build(case: ModelCase, dtype: str = "float64", recompute: str | None = None) -> AnyModel:

@@ -42,6 +42,7 @@ from tapeless.verify.tolerances import (
     DIRECTION,
     MODEL_BFLOAT16,
     MODEL_BFLOAT16_COSINE,
+    MODEL_BFLOAT16_TENSOR,
     MODEL_FLOAT32,
     MODEL_TWIN,
     ROUNDING_FLOOR,
@@ -82,6 +83,9 @@ def compared(
     """Tensor by tensor in L2 norm. Those that are zero by identity are held against the whole gradient instead, and the
     smallest of the others must be large enough to prove something."""
     whole = norm(truth)
+    if not 0 < whole < math.inf:
+        yield Finding(level, check, "underpowered", "all gradients", UNDERPOWERED, 0.0)
+        return
     shares = {name: norm({name: g}) / whole for name, g in truth.items() if name not in zeros}
     weakest = min(shares, key=shares.__getitem__)
     yield Finding(level, check, "underpowered", weakest, UNDERPOWERED, shares[weakest])
@@ -165,17 +169,20 @@ def by_slope(case: ModelCase, data: Batch, claimed: Point) -> Iterator[Finding]:
 
 
 def by_precision(case: ModelCase) -> Iterator[Finding]:
-    """The same weights in float32, tensor by tensor, and in bfloat16, all tensors as one: there a single small tensor may be
-    off by ten times the rounding. Not with relu: rounding to 8 bits carries some units over the kink, where gradients jump."""
+    """The same weights in float32, tensor by tensor, and in bfloat16: all tensors as one, since a single small one may be off
+    by ten times the rounding (not with relu, where 8 bits carry some units over the kink, and gradients jump), and each
+    roughly, so that none is missing, doubled or another's."""
     data = data_of(case)
     truth, zeros = gradients(build(case), data), zero_by_identity(case.config, data.tokens.shape[1])
     claimed, floor = gradients(build(case, "float32"), data), rounding_floor("float32")
     check = f"model[{case.name}, float32]"
     yield from compared("L2", check, "own float64", claimed, truth, MODEL_FLOAT32, zeros=zeros, floor=floor)
+    narrow, check = gradients(build(case, "bfloat16"), data), f"model[{case.name}, bfloat16]"
+    for name in narrow.keys() - zeros:
+        yield Finding("L2", check, "is there", name, distance(narrow[name], truth[name]).l2, MODEL_BFLOAT16_TENSOR)
     if isinstance(case.config, ModelConfig) and case.config.ffn == "relu":
         return
-    rough, fine = (_joined(grads) for grads in (gradients(build(case, "bfloat16"), data), truth))
-    check = f"model[{case.name}, bfloat16]"
+    rough, fine = _joined(narrow), _joined(truth)
     yield Finding("L2", check, "own float64", "all gradients", distance(rough, fine).l2, MODEL_BFLOAT16)
     apart = 1 - float(F.cosine_similarity(rough, fine, dim=0))
     yield Finding("L2", check, "cosine", "all gradients", apart, 1 - MODEL_BFLOAT16_COSINE)

@@ -143,6 +143,12 @@ def attention_mqa(generator: Generator, T: int) -> Inputs:
     return _attention(generator, T, T, 1)
 
 
+def attention_long(generator: Generator, T: int) -> Inputs:
+    """Seventy positions, and six heads in three groups: more than one block of a kernel, and groups that are not halves."""
+    q, k, v = (0.5 * normal(generator, 1, heads, 10 * T, 2) for heads in (6, 3, 3))
+    return {"q": q, "k": k, "v": v}
+
+
 def attention_cache(generator: Generator, T: int) -> Inputs:
     return _attention(generator, T, T + 4, G)
 
@@ -158,7 +164,10 @@ def dropout(generator: Generator, T: int) -> Inputs:
 
 
 def cross_entropy(generator: Generator, T: int) -> Inputs:
-    return {"logits": logits(generator, T)["x"], "targets": _targets(T)}
+    """One row so low that its log-sum-exp is negative."""
+    z = logits(generator, T)["x"]
+    z[1, 0] -= 10
+    return {"logits": z, "targets": _targets(T)}
 
 
 def linear_cross_entropy(generator: Generator, T: int) -> Inputs:

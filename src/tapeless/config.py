@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 
 from tapeless.errors import ConfigError
 
-LARGEST = 2**63  # of any number here; infinity and NaN are beyond it
+LARGEST = 2**63  # of any whole number here
+INFINITY = float("inf")
 PRESETS = Path(__file__).parent / "presets"
 
 
@@ -75,12 +76,12 @@ class ModelConfig:
             raise ConfigError(f"rotary positions turn features in pairs, but head_dim is {self.head_dim}; make it even")
         if self.norm_bias and self.norm != "layer":
             raise ConfigError("norm_bias needs norm = 'layer': RMSNorm has no bias")
-        require(self.norm_eps > 0, "norm_eps", "above 0", self.norm_eps)
-        require(self.rope_theta > 1, "rope_theta", "above 1", self.rope_theta)
+        require(0 < self.norm_eps < INFINITY, "norm_eps", "above 0", self.norm_eps)
+        require(1 < self.rope_theta < INFINITY, "rope_theta", "above 1", self.rope_theta)
         require(0 <= self.dropout < 1, "dropout", "in [0, 1)", self.dropout)
         require(0 <= self.label_smoothing < 1, "label_smoothing", "in [0, 1)", self.label_smoothing)
-        require(self.z_loss >= 0, "z_loss", "0 or more", self.z_loss)
-        require(self.logit_softcap >= 0, "logit_softcap", "0 or more", self.logit_softcap)
+        require(0 <= self.z_loss < INFINITY, "z_loss", "0 or more", self.z_loss)
+        require(0 <= self.logit_softcap < INFINITY, "logit_softcap", "0 or more", self.logit_softcap)
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,7 @@ class SimpleLMConfig:
         check_types(self)
         for name in ("vocab_size", "hidden_dim", "intermediate_dim"):
             require(getattr(self, name) >= 1, name, "at least 1", getattr(self, name))
-        require(self.norm_eps > 0, "norm_eps", "above 0", self.norm_eps)
+        require(0 < self.norm_eps < INFINITY, "norm_eps", "above 0", self.norm_eps)
 
 
 @dataclass(frozen=True)
@@ -161,13 +162,13 @@ class TrainConfig:
             require(value is None or value >= 1, name, "at least 1", value)
         for name in ("eval_every", "eval_windows", "patience", "keep_every", "sample_every", "sample_tokens"):
             require(getattr(self, name) >= 0, name, "0 or more", getattr(self, name))
-        require(0 < self.lr < float("inf"), "lr", "a number above 0", self.lr)
+        require(0 < self.lr < INFINITY, "lr", "a number above 0", self.lr)
         require(self.min_lr is None or 0 <= self.min_lr <= self.lr, "min_lr", f"between 0 and lr = {self.lr}", self.min_lr)
         require(self.warmup_steps is None or self.warmup_steps >= 0, "warmup_steps", "0 or more", self.warmup_steps)
         if self.warmup_steps is not None and self.max_steps is not None and self.warmup_steps > self.max_steps:
             raise ConfigError(f"warmup_steps {self.warmup_steps} is beyond max_steps {self.max_steps}")
         for name in ("weight_decay", "grad_clip", "sample_temperature"):
-            require(0 <= getattr(self, name) < float("inf"), name, "0 or more", getattr(self, name))
+            require(0 <= getattr(self, name) < INFINITY, name, "0 or more", getattr(self, name))
         for name in ("beta1", "beta2", "momentum"):
             require(0 <= getattr(self, name) < 1, name, "in [0, 1)", getattr(self, name))
         require(self.eps > 0, "eps", "above 0", self.eps)
@@ -189,10 +190,10 @@ class Sampling:
     def __post_init__(self) -> None:
         check_types(self)
         for name in ("temperature", "top_k"):
-            require(0 <= getattr(self, name) < float("inf"), name, "0 or more", getattr(self, name))
+            require(0 <= getattr(self, name) < INFINITY, name, "0 or more", getattr(self, name))
         require(0 < self.top_p <= 1, "top_p", "above 0, at most 1", self.top_p)
         require(0 <= self.min_p <= 1, "min_p", "between 0 and 1", self.min_p)
-        require(0 < self.repetition_penalty < float("inf"), "repetition_penalty", "above 0", self.repetition_penalty)
+        require(0 < self.repetition_penalty < INFINITY, "repetition_penalty", "above 0", self.repetition_penalty)
         require(0 <= self.seed < 2**63, "seed", "0 or more", self.seed)
 
 
@@ -218,8 +219,8 @@ def check_types(config: Any) -> None:
         elif type(value) not in allowed:
             names = " or ".join("nothing" if t is type(None) else getattr(t, "__name__", str(t)) for t in allowed)
             raise ConfigError(f"{f.name} must be {names}, got {value!r}")
-        if type(value) in (int, float) and not abs(value) < LARGEST:
-            raise ConfigError(f"{f.name} must be a number below 2^63, got {value}")
+        if type(value) is int and not abs(value) < LARGEST:
+            raise ConfigError(f"{f.name} must be below 2^63, got {value}")
         choices = f.metadata["choices"]
         if choices and value not in choices:
             raise ConfigError(f"{f.name} is {value!r}; {nearest(value, choices)}")

@@ -286,5 +286,5 @@ def test_inputs_written_between_forward_and_backward_are_an_error(model, data):
 def test_non_finite_weights_are_named_even_if_no_target_counts(model, data):
     tokens, targets = data
     model.params["blocks.0.attn.wo"][1, 2] = torch.nan
-    with pytest.raises(NonFiniteError, match="blocks.0.attn.wo"):
+    with pytest.raises(NonFiniteError, match=r"blocks\.0\.attn\.wo"):
         model.forward(tokens, torch.full_like(targets, -100))

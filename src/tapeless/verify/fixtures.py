@@ -111,7 +111,7 @@ MODEL_CASES = [*TRANSFORMER_CASES, ModelCase("simplelm", shrunk(SimpleLMConfig()
 
 
 def batch(vocab_size: int = V, B: int = B, T: int = T, seed: int = 0) -> tuple[Tensor, Tensor]:  # tokens, targets (B, T)
-    """Repeated tokens, a third of the vocabulary unused, and unequal counts of valid targets: one ignored in the first
+    """Repeated tokens, nearly a third of the vocabulary unused, and unequal counts of valid targets: one ignored in the first
     sample, a padded tail in the second, nothing but padding in any further one."""
     generator = torch.Generator().manual_seed(param_seed(seed, "batch"))
     text = torch.randint(vocab_size - vocab_size // 3, (B, T + 1), generator=generator)

@@ -145,7 +145,8 @@ def attention_mqa(generator: Generator, T: int) -> Inputs:
 
 def attention_long(generator: Generator, T: int) -> Inputs:
     """Seventy positions, and six heads in three groups: more than one block of a kernel, and groups that are not halves."""
-    q, k, v = (0.5 * normal(generator, 1, heads, 10 * T, 2) for heads in (6, 3, 3))
+    long = T if T == 1 else 10 * T
+    q, k, v = (0.5 * normal(generator, 1, heads, long, 2) for heads in (6, 3, 3))
     return {"q": q, "k": k, "v": v}
 
 

@@ -5,20 +5,8 @@ from training import evaluation, load_average, of_kind, scratch, train
 
 from tapeless.train.run_dir import RunDir
 
-FLAGS = [
-    "--corpus",
-    "markov",
-    "--tokenizer",
-    "char",
-    "--vocab-size",
-    64,
-    "--batch-size",
-    16,
-    "--max-steps",
-    800,
-    "--eval-every",
-    200,
-]
+FLAGS = ["--corpus", "markov", "--tokenizer", "char", "--vocab-size", 64, "--num-layers", 2, "--batch-size", 16]
+FLAGS += ["--max-steps", 800, "--lr", 4e-3, "--eval-every", 200]
 BOUND, MINUTES = 0.01, 3
 
 claims = Claims("markov")

@@ -106,7 +106,7 @@ def test_a_stop_is_75_and_a_resume_ends_where_the_unbroken_run_does(
     assert "as asked; everything is saved" in out
     assert f"tapeless train resume {tmp_path / 'broken'}  " in out
     assert main(["train", "resume", str(tmp_path / "broken")]) == 0
-    assert "goes on after step" in capsys.readouterr().out
+    assert "goes on after step" in " ".join(capsys.readouterr().out.split())  # wherever a long path wraps the line
     for name in ("model", "optim"):
         file = Path("checkpoints", "step-00000008", f"{name}.safetensors")
         assert (tmp_path / "whole" / file).read_bytes() == (tmp_path / "broken" / file).read_bytes()

@@ -78,11 +78,32 @@ def mutants() -> str:
     return matrix([MutantResult(**record) for record in result("mutants")["mutants"]], fine)
 
 
+TRAINED = ("make_train", "zig_command", "simplelm_training", "markov", "cllm_training", "shakespeare", "kills", "memory_steady")
+
+
+def training() -> str:
+    lines = ["| what | bound | measured |", "|---|---|---|"]
+    for name in TRAINED:
+        for row in result(name)["claims"]:
+            cells = (str(row[key]).replace("|", "/").replace("\n", " ") for key in ("claim", "bound", "measured"))
+            lines.append("| " + " | ".join(cells) + " |")
+    cllm = result("cllm_training")
+    lines += ["", "| CLLM's shape, 4x32 | stated | measured here |", "|---|--:|--:|"]
+    for name, stated in cllm["stated_milliseconds"].items():
+        lines.append(f"| {name}, milliseconds | {stated} | {cllm['milliseconds'][name]} |")
+    lines.append(f"| saved activations, MB | 8.4 | {sum(cllm['saved_bytes'].values()) / 1e6:.1f} |")
+    attention, ffn = (cllm["gradient_bytes"][f"0 {part}"] / 1e6 for part in ("attn", "ffn"))
+    lines.append(f"| gradients of a layer, attention and feed-forward, MB | 18 and 12 | {attention:.1f} and {ffn:.1f} |")
+    lines.append(f"| all gradients, MB | 180 | {sum(cllm['gradient_bytes'].values()) / 1e6:.1f} |")
+    return "\n".join([*lines, "", measured_on(cllm["machine"])]) + "\n"
+
+
 REGIONS = {
     ("README.md", "number"): number,
     ("docs/verification.md", "presets"): presets,
     ("docs/verification.md", "memory"): memory,
     ("docs/verification.md", "mutants"): mutants,
+    ("docs/training.md", "measured"): training,
 }
 
 

@@ -65,3 +65,29 @@ def test_one_mutant_is_found(capsys):
     assert main(["gradcheck", "--mutant", "28"]) == 0
     out = capsys.readouterr().out
     assert "FAILED" in out
+
+
+def test_the_model_of_a_run(capsys, tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text("every forward has its backward\n" * 40)
+    run = str(tmp_path / "run")
+    sizes = ["--hidden-dim", "16", "--num-layers", "1", "--num-heads", "2", "--intermediate-dim", "24", "--max-seq-len", "8"]
+    assert main(["train", "new", *sizes, "--qk-norm", "--max-steps", "1", "--dataset-path", str(text), "--out-dir", run]) == 0
+    capsys.readouterr()
+    assert main(["gradcheck", run]) == 0
+    assert "blocks.0.attn.q_norm.w" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--op", "rope", "--preset", "tiny"], "--op says what is checked, so that --preset has no meaning"),
+        (["--mutants", "--num-layers", "2"], "--mutants says what is checked, so that --num-layers has no meaning"),
+        (["runs/x", "--preset", "tiny"], "RUN says what is checked, so that --preset has no meaning"),
+        (["runs/x", "--op", "rope"], "--op says what is checked, so that RUN has no meaning"),
+        (["no/such/run"], "is not the directory of a run"),
+    ],
+)
+def test_two_questions_at_once_are_refused(capsys, words, says):
+    assert main(["gradcheck", *words]) == 2
+    assert says in capsys.readouterr().err

@@ -2,6 +2,7 @@
 
     tapeless gradcheck                        the default model
     tapeless gradcheck --preset gpt2          a preset; --config FILE takes a TOML file, flags override both
+    tapeless gradcheck runs/tiny              the model of a run
     tapeless gradcheck --op attention         one op, every variant
     tapeless gradcheck --mutants              plant known bugs, one at a time, and see that each is found
 
@@ -9,9 +10,11 @@ Exit status: 0 all within bounds, 3 a check failed, 2 the question was wrong."""
 
 import argparse
 import sys
+from pathlib import Path
 from typing import Any
 
 from tapeless.cli.options import add_model_arguments, chosen
+from tapeless.config import AnyModelConfig
 from tapeless.errors import UsageError
 
 HELP = "prove the gradients of a model by independent oracles"
@@ -20,6 +23,7 @@ PER_TENSOR = ("complex step", "autograd twin")  # the oracles that judge each te
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run_dir", metavar="RUN", nargs="?", type=Path, help="a run's directory: check the model it trains")
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--op", metavar="NAME", help="check one op instead of a model")
     what.add_argument("--mutant", metavar="NAME", help="plant one bug, by its number or name, and see which levels find it")
@@ -33,16 +37,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     if not 0 <= args.seed < 2**63:
         raise UsageError(f"--seed must be between 0 and 2^63 - 1, got {args.seed}")
-    asked = [flag for flag in ("op", "mutant", "mutants") if getattr(args, flag) not in (None, False)]
-    ignored = [
-        name for name, value in vars(args).items() if name.startswith("model.") or (name in ("preset", "config") and value)
-    ]
+    asked = [f"--{flag}" for flag in ("op", "mutant", "mutants") if getattr(args, flag) not in (None, False)]
+    asked += ["RUN"] if args.run_dir else []
+    ignored = ["RUN"] if args.run_dir and asked[0] != "RUN" else []
+    ignored += [f"--{name}" for name in ("preset", "config", "set") if getattr(args, name)]
+    ignored += [f"--{name.removeprefix('model.').replace('_', '-')}" for name in vars(args) if name.startswith("model.")]
     if asked and ignored:
-        flag = ignored[0].removeprefix("model.").replace("_", "-")
-        raise UsageError(f"--{asked[0]} does not look at a model; leave --{flag} out")
+        raise UsageError(f"{asked[0]} says what is checked, so that {ignored[0]} has no meaning; leave it out")
     if args.mutants or args.mutant is not None:
         return check_mutants(args)
     return check_model(args) if args.op is None else check_op(args)
+
+
+def model_of(run: Path) -> AnyModelConfig:
+    """The architecture that a run trains."""
+    from tapeless.train.run_config import read_run_config
+    from tapeless.train.run_dir import RunDir
+
+    return read_run_config(RunDir.open(run).config).model
 
 
 def as_json(value: dict[str, Any]) -> str:
@@ -64,7 +76,7 @@ def table(rows: list[tuple[str, ...]]) -> str:
 def check_model(args: argparse.Namespace) -> int:
     from tapeless.verify.gradcheck import gradcheck
 
-    name, config, _ = chosen(args)
+    name, config = (str(args.run_dir), model_of(args.run_dir)) if args.run_dir else chosen(args)[:2]
     report = gradcheck(name, config, seed=args.seed, progress=say)
     args.status = 0 if report.ok else FAILED  # known before anything is printed, into whatever pipe
     if args.json:

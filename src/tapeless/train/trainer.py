@@ -77,7 +77,7 @@ class Trainer:
         self.loader = Loader(data.train, self.seq_len, config.batch_size * config.grad_accum, config.seed)
         self.validation = validation_windows(data.val, self.seq_len, config.eval_windows)
         decay = {spec.name for spec in model.store.layout.specs.values() if spec.decay}
-        self.optimizer = make_optimizer(model.params, model.grads, config, decay)
+        self.optimizer = make_optimizer(model.params, model.grads, config, decay, fused=model.ops.adam_update)
         self.steps = self.samples = self.tokens = 0  # taken and seen so far
         self.best_val_loss: float | None = None
         self.best_step: int | None = None

@@ -17,8 +17,8 @@ import torch
 from numba import prange
 from torch import Tensor
 
-from tapeless.kernels.cpu.functions import exp
-from tapeless.kernels.cpu.jit import array, inlined, kernel, largest, put, wide
+from tapeless.kernels.cpu.jit import array, bare, inlined, kernel, put, wide
+from tapeless.kernels.cpu.rows import softmax_row, softmax_row_backward
 from tapeless.kernels.cpu.tile import ROWS, WIDTH, product
 from tapeless.kernels.workspace import Workspace
 from tapeless.ops.attention import AttentionSaved, require_matching_documents
@@ -26,6 +26,7 @@ from tapeless.ops.op import Op
 
 BLOCK = 32  # query rows: more of them reuse the keys better, fewer waste less where the block crosses the diagonal
 ZERO, ONE = np.float32(0), np.float32(1)
+LOWEST = np.float32(-1e30)  # of another document: its exponential adds nothing to a sum, and becomes zero afterwards
 
 
 @inlined
@@ -57,34 +58,11 @@ def _pack_transposed(x, packed, row):  # x (n, D); packed[:] (D, row)
 
 
 @inlined
-def _exponentials(z, shift):  # (n,) in place; returns their sum
-    total = ZERO
-    for s in range(len(z)):
-        z[s] = exp(z[s] - shift)
-        total += z[s]
-    return total
-
-
-@inlined
-def _hide_others(z, documents, own, value):  # (n,), (n,)
-    for s in range(len(z)):
+def _mask(flat, at, documents, own, value):  # flat[at:] (n,), documents (n,)
+    row = flat[at : at + len(documents)]
+    for s in range(len(documents)):
         if documents[s] != own:
-            z[s] = value
-
-
-@inlined
-def _softmax_row(z, documents, own):  # (n,) in place: exponentials; returns their sum and the largest score
-    if len(documents) == 0:
-        top = largest(z)
-        return _exponentials(z, top), top
-    _hide_others(z, documents, own, np.float32(-np.inf))
-    top = largest(z)
-    _exponentials(z, top)
-    _hide_others(z, documents, own, ZERO)
-    total = ZERO
-    for s in range(len(z)):
-        total += z[s]
-    return total, top
+            row[s] = value
 
 
 @inlined
@@ -96,45 +74,35 @@ def _unpack(row, factor, out):  # (D,), scalar, (D,)
 @kernel
 def _forward(q, k, v, documents, scale, keys, values, queries, scores, outputs, o, lse):
     # q (B, H, T, D); k, v (B, G, S, D); documents (B, T), or (0, 0); o (B, T, H, D); lse (B, H, T)
-    # one row for each thread: keys, values (D_ S_), queries, outputs (BLOCK D_), scores (BLOCK S_)
+    # one row for each thread: keys, values (D_ S_), queries (BLOCK D_), outputs (BLOCK (D_ + 1)), scores (BLOCK S_)
     (B, H, T, D), (G, S) = q.shape, k.shape[1:3]
     D_, S_ = _up(D, WIDTH), _up(S, WIDTH)
+    nobody = documents.reshape(-1)[:0]
     for unit in prange(B * H):
         b, h = unit // H, unit % H
         thread = numba.get_thread_id()
-        kt, vs, qs, p, out = keys[thread], values[thread], queries[thread], scores[thread], outputs[thread]
+        kt, vs, qs = bare(keys[thread]), bare(values[thread]), bare(queries[thread])
+        p, out, sums = bare(scores[thread]), bare(outputs[thread]), bare(outputs[thread, BLOCK * D_ :])
         _pack_transposed(k[b, h * G // H], kt, S_)
         _pack(v[b, h * G // H], 0, S_, ONE, vs, D_)
         for first in range(0, T, BLOCK):
             count = min(BLOCK, T - first)
             M, seen = _up(count, ROWS), first + count + S - T
+            N = _up(seen, WIDTH)
             _pack(q[b, h], first, M, scale, qs, D_)
-            product(p, 0, S_, qs, 0, D_, 1, kt, 0, S_, M, _up(seen, WIDTH), D, False)
+            product(p, 0, S_, qs, 0, D_, 1, kt, 0, S_, M, N, D, False)
             for i in range(count):
                 visible = first + i + S - T + 1
-                mine = documents[b, :visible] if len(documents) > 0 else documents[:0].reshape(-1)
-                own = documents[b, first + i] if len(documents) > 0 else 0
-                total, top = _softmax_row(p[i * S_ : i * S_ + visible], mine, own)
-                p[i * S_ + visible : i * S_ + seen] = ZERO
+                mine = documents[b, :visible] if len(documents) > 0 else nobody
+                own = mine[first + i] if len(documents) > 0 else 0
+                _mask(p, i * S_, mine, own, LOWEST)
+                total, top = softmax_row(p, i * S_, N, visible)
+                _mask(p, i * S_, mine, own, ZERO)
                 lse[b, h, first + i] = top + np.float32(math.log(total))
+                sums[i] = total
             product(out, 0, D_, p, 0, S_, 1, vs, 0, D_, M, D_, seen, False)
             for i in range(count):
-                visible = first + i + S - T + 1
-                total = ZERO
-                weights = p[i * S_ : i * S_ + visible]
-                for s in range(visible):
-                    total += weights[s]
-                _unpack(out[i * D_ : i * D_ + D], ONE / total, o[b, first + i, h])
-
-
-@inlined
-def _row_gradient(p, dp, lse, against, documents, own):  # p: z in, p out (n,); dp: dp in, dz out (n,)
-    for s in range(len(p)):
-        p[s] = exp(p[s] - lse)
-    if len(documents) > 0:
-        _hide_others(p, documents, own, ZERO)
-    for s in range(len(p)):
-        dp[s] = p[s] * (dp[s] - against)
+                _unpack(out[i * D_ : i * D_ + D], ONE / sums[i], o[b, first + i, h])
 
 
 @inlined
@@ -150,12 +118,15 @@ def _backward(do, q, k, v, o, lse, documents, scale, keys, keys_t, values_t, blo
     # do, o (B, T, H, D); q, dq (B, H, T, D); k, v, dk, dv (B, G, S, D); documents (B, T), or (0, 0); lse (B, H, T)
     # one row for each thread: keys, keys_t, values_t, dkeys, dvalues (D_ S_), blocks (3, BLOCK D_), scores (2, BLOCK S_)
     (B, H, T, D), (G, S) = q.shape, k.shape[1:3]
-    D_, S_, S8 = _up(D, WIDTH), _up(S, WIDTH), _up(S, ROWS)
+    D_, S_ = _up(D, WIDTH), _up(S, WIDTH)
+    nobody = documents.reshape(-1)[:0]
     for unit in prange(B * G):
         b, g = unit // G, unit % G
         thread = numba.get_thread_id()
-        ks, kt, vt, dks, dvs = keys[thread], keys_t[thread], values_t[thread], dkeys[thread], dvalues[thread]
-        (qs, dos, dqs), (p, dp) = blocks[thread], scores[thread]
+        ks, kt, vt = bare(keys[thread]), bare(keys_t[thread]), bare(values_t[thread])
+        dks, dvs = bare(dkeys[thread]), bare(dvalues[thread])
+        qs, dos, dqs = bare(blocks[thread, 0]), bare(blocks[thread, 1]), bare(blocks[thread, 2])
+        p, dp = bare(scores[thread, 0]), bare(scores[thread, 1])
         _pack(k[b, g], 0, S_, ONE, ks, D_)
         _pack_transposed(k[b, g], kt, S_)
         _pack_transposed(v[b, g], vt, S_)
@@ -172,17 +143,15 @@ def _backward(do, q, k, v, o, lse, documents, scale, keys, keys_t, values_t, blo
                 product(dp, 0, S_, dos, 0, D_, 1, vt, 0, S_, M, N, D, False)
                 for i in range(M):
                     visible = first + i + S - T + 1 if i < count else 0
-                    if i < count:
-                        mine = documents[b, :visible] if len(documents) > 0 else documents[:0].reshape(-1)
-                        own = documents[b, first + i] if len(documents) > 0 else 0
-                        against = _dot(do[b, first + i, h], o[b, first + i, h])
-                        row, drow = p[i * S_ : i * S_ + visible], dp[i * S_ : i * S_ + visible]
-                        _row_gradient(row, drow, lse[b, h, first + i], against, mine, own)
-                    p[i * S_ + visible : i * S_ + N] = ZERO
-                    dp[i * S_ + visible : i * S_ + N] = ZERO
+                    against = _dot(do[b, first + i, h], o[b, first + i, h]) if i < count else ZERO
+                    mine = documents[b, :visible] if len(documents) > 0 else nobody
+                    own = mine[first + i] if len(mine) > 0 else 0
+                    softmax_row_backward(p, dp, i * S_, N, visible, lse[b, h, min(first + i, T - 1)], against)
+                    _mask(p, i * S_, mine, own, ZERO)
+                    _mask(dp, i * S_, mine, own, ZERO)
                 product(dqs, 0, D_, dp, 0, S_, 1, ks, 0, D_, M, D_, seen, False)
-                product(dvs, 0, D_, p, 0, 1, S_, dos, 0, D_, min(S8, N), D_, count, True)
-                product(dks, 0, D_, dp, 0, 1, S_, qs, 0, D_, min(S8, N), D_, count, True)
+                product(dvs, 0, D_, p, 0, 1, S_, dos, 0, D_, _up(seen, ROWS), D_, count, True)
+                product(dks, 0, D_, dp, 0, 1, S_, qs, 0, D_, _up(seen, ROWS), D_, count, True)
                 for i in range(count):
                     _unpack(dqs[i * D_ : i * D_ + D], scale, dq[b, h, first + i])
         for s in range(S):
@@ -219,7 +188,7 @@ def attention_forward(
         *(array(x.contiguous()) for x in (q, k, v)),
         _documents(documents),
         np.float32(1 / math.sqrt(D)),
-        *(_scratch(ws, size) for size in (D_ * S_, D_ * S_, BLOCK * D_, BLOCK * S_, BLOCK * D_)),
+        *(_scratch(ws, size) for size in (D_ * S_, D_ * S_, BLOCK * D_, BLOCK * S_, BLOCK * (D_ + 1))),
         array(o.view(B, T, H, D)),
         array(lse.view(B, H, T)),
     )

@@ -23,87 +23,120 @@ ZERO, HALF, ONE, TWO, THREE = (np.float32(x) for x in (0, 0.5, 1, 2, 3))
 
 
 @inlined
-def _f(kind, x):
-    """The branch is the same for a whole loop: LLVM makes one loop of each kind, and vectorises it."""
-    if kind == SILU:
-        return x * sigmoid(x)
-    if kind == GELU:
-        return HALF * x * (ONE + gelu_tanh(x))
-    if kind == TANH:
-        return tanh(x)
-    r = ZERO if x <= ZERO else x  # NaN is not below zero and stays
-    return r if kind == RELU else r * r
+def _silu(x):  # f, f'
+    s = sigmoid(x)
+    return x * s, s * (ONE + x * (ONE - s))
 
 
 @inlined
-def _f_df(kind, x):  # f, f'
-    if kind == SILU:
-        s = sigmoid(x)
-        return x * s, s * (ONE + x * (ONE - s))
-    if kind == GELU:
-        t = gelu_tanh(x)
-        du = GELU_K * (ONE + THREE * GELU_C * x * x)
-        return HALF * x * (ONE + t), HALF * (ONE + t) + HALF * x * (ONE - t * t) * du
-    if kind == TANH:
-        t = tanh(x)
-        return t, ONE - t * t
+def _gelu(x):
+    t = gelu_tanh(x)
+    du = GELU_K * (ONE + THREE * GELU_C * x * x)
+    return HALF * x * (ONE + t), HALF * (ONE + t) + HALF * x * (ONE - t * t) * du
+
+
+@inlined
+def _tanh(x):
+    t = tanh(x)
+    return t, ONE - t * t
+
+
+@inlined
+def _relu(x):
+    return (ZERO if x <= ZERO else x), (ZERO if x <= ZERO else ONE)  # NaN is not below zero and stays
+
+
+@inlined
+def _relu2(x):
     r = ZERO if x <= ZERO else x
-    if kind == RELU:
-        return r, (ZERO if x <= ZERO else ONE)
     return r * r, TWO * r
 
 
-@inlined
-def _gate(kind, gate, up, h):  # (F,) each
-    for i in range(len(h)):
-        put(h, i, _f(kind, wide(gate[i])) * wide(up[i]))
+def _gated(f_df: Any) -> tuple[Any, Any]:
+    """The rows of one kind, forward and backward: a loop that knows its function is vectorised."""
+
+    @inlined
+    def forward(gate, up, h):  # (F,) each
+        for i in range(len(h)):
+            put(h, i, f_df(wide(gate[i]))[0] * wide(up[i]))
+
+    @inlined
+    def backward(dh, gate, up, dgate, dup):  # (F,) each
+        for i in range(len(dh)):
+            f, df = f_df(wide(gate[i]))
+            d = wide(dh[i])
+            put(dgate, i, d * wide(up[i]) * df)
+            put(dup, i, d * f)
+
+    return forward, backward
 
 
-@inlined
-def _gate_backward(kind, dh, gate, up, dgate, dup):  # (F,) each
-    for i in range(len(dh)):
-        f, df = _f_df(kind, wide(gate[i]))
-        put(dgate, i, wide(dh[i]) * wide(up[i]) * df)
-        put(dup, i, wide(dh[i]) * f)
+def _plain(f_df: Any) -> tuple[Any, Any]:
+    @inlined
+    def forward(x, y):  # (F,) each
+        for i in range(len(y)):
+            put(y, i, f_df(wide(x[i]))[0])
+
+    @inlined
+    def backward(dy, x, dx):  # (F,) each
+        for i in range(len(dx)):
+            put(dx, i, wide(dy[i]) * f_df(wide(x[i]))[1])
+
+    return forward, backward
 
 
-@inlined
-def _activate(kind, x, y):  # (F,) each
-    for i in range(len(y)):
-        put(y, i, _f(kind, wide(x[i])))
-
-
-@inlined
-def _activate_backward(kind, dy, x, dx):  # (F,) each
-    for i in range(len(x)):
-        _, df = _f_df(kind, wide(x[i]))
-        put(dx, i, wide(dy[i]) * df)
+_swiglu_row, _swiglu_row_backward = _gated(_silu)
+_geglu_row, _geglu_row_backward = _gated(_gelu)
+_gelu_row, _gelu_row_backward = _plain(_gelu)
+_tanh_row, _tanh_row_backward = _plain(_tanh)
+_relu_row, _relu_row_backward = _plain(_relu)
+_relu2_row, _relu2_row_backward = _plain(_relu2)
 
 
 @kernel
 def _gated_forward(kind, gate_up, h):  # (N, 2F), (N, F)
     N, F = h.shape
     for n in prange(N):
-        _gate(kind, gate_up[n, :F], gate_up[n, F:], h[n])
+        if kind == SILU:
+            _swiglu_row(gate_up[n, :F], gate_up[n, F:], h[n])
+        else:
+            _geglu_row(gate_up[n, :F], gate_up[n, F:], h[n])
 
 
 @kernel
 def _gated_backward(kind, dh, gate_up, dgate_up):  # (N, F), (N, 2F), (N, 2F)
     N, F = dh.shape
     for n in prange(N):
-        _gate_backward(kind, dh[n], gate_up[n, :F], gate_up[n, F:], dgate_up[n, :F], dgate_up[n, F:])
+        if kind == SILU:
+            _swiglu_row_backward(dh[n], gate_up[n, :F], gate_up[n, F:], dgate_up[n, :F], dgate_up[n, F:])
+        else:
+            _geglu_row_backward(dh[n], gate_up[n, :F], gate_up[n, F:], dgate_up[n, :F], dgate_up[n, F:])
 
 
 @kernel
 def _plain_forward(kind, x, y):  # (N, F) each
     for n in prange(len(x)):
-        _activate(kind, x[n], y[n])
+        if kind == GELU:
+            _gelu_row(x[n], y[n])
+        elif kind == TANH:
+            _tanh_row(x[n], y[n])
+        elif kind == RELU:
+            _relu_row(x[n], y[n])
+        else:
+            _relu2_row(x[n], y[n])
 
 
 @kernel
 def _plain_backward(kind, dy, x, dx):  # (N, F) each
     for n in prange(len(x)):
-        _activate_backward(kind, dy[n], x[n], dx[n])
+        if kind == GELU:
+            _gelu_row_backward(dy[n], x[n], dx[n])
+        elif kind == TANH:
+            _tanh_row_backward(dy[n], x[n], dx[n])
+        elif kind == RELU:
+            _relu_row_backward(dy[n], x[n], dx[n])
+        else:
+            _relu2_row_backward(dy[n], x[n], dx[n])
 
 
 def _array(x: Tensor) -> Any:  # (N, F)

@@ -16,6 +16,7 @@ LOG2_E = np.float32(1.4426950408889634)
 LN2_HIGH, LN2_LOW = np.float32(0.693359375), np.float32(-2.12194440e-4)  # the first has few bits: n times it is exact
 LOWEST, HIGHEST = np.float32(-87.33654), np.float32(88.72283)  # e^x is the smallest normal float32, and the largest
 SHIFT = np.float32(1.5 * 2**23)  # added and taken away again, it rounds to a whole number
+SHIFT_BITS = int(SHIFT.view(np.uint32))
 ONE, HALF, TWO = np.float32(1), np.float32(0.5), np.float32(2)
 C6, C5, C4, C3 = np.float32(1 / 720), np.float32(1 / 120), np.float32(1 / 24), np.float32(1 / 6)
 GELU_K, GELU_C = np.float32(0.7978845608028654), np.float32(0.044715)
@@ -26,7 +27,7 @@ def _power_of_two(typingctx: Any, shifted: Any) -> Any:
     """2^n as a float32, n being the low bits of SHIFT + n. A NaN gives some number, and the caller multiplies it by NaN."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        n = builder.sub(builder.bitcast(args[0], BITS), BITS(int(SHIFT.view(np.uint32))))
+        n = builder.sub(builder.bitcast(args[0], BITS), BITS(SHIFT_BITS))
         return builder.bitcast(builder.shl(builder.add(n, BITS(127)), BITS(23)), FLOAT)
 
     return types.float32(types.float32), codegen

@@ -129,3 +129,15 @@ def _put(row, i, x):
         row[i] = x
 
     return rounded if row.dtype == types.uint16 else plain
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def bare(typingctx: Any, x: Any) -> Any:
+    """The same array without a count of references. Threads that slice one array would wait for each other at its counter."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        array = context.make_array(x)(context, builder, args[0])
+        array.meminfo = ir.Constant(array.meminfo.type, None)
+        return array._getvalue()
+
+    return x(x), codegen

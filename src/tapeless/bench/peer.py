@@ -43,8 +43,8 @@ class Attention(nn.Module):
         super().__init__()
         self.heads = [c.num_heads, c.num_kv_heads, c.num_kv_heads]
         self.qkv = nn.Linear(c.hidden_dim, sum(self.heads) * c.head_dim, bias=c.attn_bias)
-        self.q_norm = nn.RMSNorm(c.head_dim, eps=c.norm_eps) if c.qk_norm else nn.Identity()
-        self.k_norm = nn.RMSNorm(c.head_dim, eps=c.norm_eps) if c.qk_norm else nn.Identity()
+        self.q_norm = nn.RMSNorm(c.head_dim, eps=c.norm_eps) if c.qk_norm else None
+        self.k_norm = nn.RMSNorm(c.head_dim, eps=c.norm_eps) if c.qk_norm else None
         self.out = nn.Linear(c.num_heads * c.head_dim, c.hidden_dim, bias=c.attn_bias)
 
     def forward(
@@ -54,7 +54,9 @@ class Attention(nn.Module):
     ) -> Tensor:  # (B, T, C)
         B, T, _ = x.shape
         q, k, v = self.qkv(x).view(B, T, sum(self.heads), -1).transpose(1, 2).split(self.heads, 1)  # (B, heads, T, D)
-        q, k = self.q_norm(q).type_as(v), self.k_norm(k).type_as(v)
+        if self.q_norm is not None and self.k_norm is not None:
+            wide = self.q_norm.weight.dtype  # the library has no fast norm of bfloat16 by float32
+            q, k = self.q_norm(q.to(wide)).type_as(v), self.k_norm(k.to(wide)).type_as(v)
         if rope is not None:
             q, k = rotated(q, *rope), rotated(k, *rope)
         o = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=self.heads[0] != self.heads[1])

@@ -108,12 +108,15 @@ def floor_lines(result: Row) -> str:
 
 
 def verdict_lines(result: Row) -> str:
-    lines = []
+    lines, said = [], set()
     for v in result["verdicts"]:
+        if (v["ours"], v["peer"]) in said:  # the best of all was the best of its dtype
+            continue
+        said.add((v["ours"], v["peer"]))
         best = "the best peer" if v["among"] == "all" else f"the best {v['peer'].split()[1]} peer"
         low, high = v["quartiles"]
         memory = f", {v['memory_ratio']:.2f} of its memory" if v["memory_ratio"] is not None else ""
-        spread = f"rounds {low:.2f} to {high:.2f}"
+        spread = f"by rounds {low:.2f} to {high:.2f}"
         lines.append(f"{v['ours']}: {v['ratio']:.2f}x the speed of {best} ({v['peer']}; {spread}){memory}")
     return "\n".join(lines)
 

@@ -9,6 +9,7 @@ Judged by: tests/bench/test_side_by_side.py."""
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from statistics import median
 from typing import Any, Protocol
 
 from tapeless.bench.process import WorkerError
@@ -16,7 +17,7 @@ from tapeless.bench.task import Task
 
 TURN = 1.0  # seconds
 MOST = 500  # steps in a turn
-WARM_UP = 3  # steps, or one where it takes much longer than a turn
+WARM_UP = 0.25  # of a turn, at least three steps; a single one where it takes much longer than a turn
 
 
 class Handle(Protocol):
@@ -63,10 +64,11 @@ def begin(worker: Handle, measured: Measured) -> None:
 
 def steps_in_a_turn(worker: Handle, turn: float) -> int:
     """By a warm-up that is not counted."""
-    fastest = worker.ask("steps", count=1)["seconds"][0]
-    if fastest < 3 * turn:
-        fastest = min(worker.ask("steps", count=WARM_UP - 1)["seconds"])
-    return max(1, min(MOST, round(turn / fastest)))
+    seconds = worker.ask("steps", count=1)["seconds"]
+    if seconds[0] < 3 * turn:
+        count = max(2, min(MOST, round(WARM_UP * turn / seconds[0])))
+        seconds = worker.ask("steps", count=count)["seconds"]
+    return max(1, min(MOST, round(turn / median(seconds))))
 
 
 def side_by_side(

@@ -51,6 +51,14 @@ def test_groups_first_steps_and_what_went_wrong():
     assert "NOT THE SAME: ours float32 gives 3.0, eager float32 gives 4.0" in said
 
 
+def test_a_busy_machine_is_said():
+    result = training(measured("ours", 0.5))
+    result["conditions"]["load_average"] = 0.1
+    assert "BUSY" not in text(result)
+    result["conditions"]["load_average"] = 1.0 * result["machine"]["cores"]
+    assert "THE MACHINE WAS BUSY" in text(result)
+
+
 def test_generation():
     result = {**training(measured("ours", 0.5), measured("hf", 1.0)), "kind": "generation", "tokens": 128}
     assert "128 tokens, one sequence, greedy" in text(result)

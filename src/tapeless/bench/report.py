@@ -8,6 +8,7 @@ from typing import Any
 from tapeless.bench.summary import Row, named
 
 MIB = 2**20
+BUSY = 0.25  # load average for each core
 
 
 def text(result: Row) -> str:
@@ -46,8 +47,13 @@ def heading(result: Row) -> str:
     where = now.get("gpu") or f"{m['cores']} cores of {m['cpu']}"
     return (
         f"{result['name']} ({result['parameters']:,} parameters), {what}\n"
-        f"{where}, {now['threads']} threads, torch {m['torch']}, load average {now['load_average']:.1f} at the end"
-    )
+        f"{where}, {now['threads']} threads, torch {m['torch']}, load average {now['load_average']:.1f} before"
+    ) + ("\nTHE MACHINE WAS BUSY: times are not to be trusted" if busy(result) else "")
+
+
+def busy(result: Row) -> bool:
+    """Whether something else ran before: threads that wait for one another then wait for it too, and a step of 5 ms may take 400."""
+    return result["conditions"]["load_average"] > BUSY * result["machine"]["cores"]
 
 
 def contender_rows(result: Row) -> list[tuple[str, ...]]:

@@ -6,7 +6,7 @@ READY   := $(VENV)/.ready
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lint test test-slow train accept clean
+.PHONY: help setup lint test test-slow train bench accept clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/\1|\2/' | awk -F'|' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -35,6 +35,10 @@ test-slow: $(READY)  ## the slow tests alone
 
 train: $(READY)  ## train the default model on this Python's own sources
 	$(BIN)/tapeless train new
+
+bench: $(READY)  ## measure what docs/performance.md says: half an hour on two quiet cores
+	$(BIN)/python bench/run.py
+	$(BIN)/python acceptance/tables.py
 
 accept: $(READY)  ## measure every claim, print claim, bound, value and verdict
 	$(BIN)/python acceptance/run.py

@@ -5,31 +5,14 @@ claims.check("tiny has 132,224 parameters", bound=132224, measured=n, ok=n == 13
 claims.finish(table=rows)        # writes results/parameter_counts.json; exits 1 on a miss"""
 
 import json
-import os
-import platform
 import sys
 from pathlib import Path
 from typing import Any, NoReturn
 
+from tapeless.bench.machine import machine
+
 HOME = Path(__file__).resolve().parent
 RESULTS = HOME / "results"
-
-
-def machine() -> dict[str, Any]:
-    import torch
-
-    model = platform.processor() or platform.machine()
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        names = [line.split(":", 1)[1].strip() for line in cpuinfo.read_text().splitlines() if line.startswith("model name")]
-        model = names[0] if names else model
-    return {
-        "cpu": model,
-        "cores": os.cpu_count(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "system": platform.system(),
-    }
 
 
 class Claims:

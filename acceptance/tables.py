@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import performance_tables
+
 from tapeless.verify.mutants import MutantResult, matrix
 
 HOME = Path(__file__).resolve().parent
@@ -104,6 +106,10 @@ REGIONS = {
     ("docs/verification.md", "memory"): memory,
     ("docs/verification.md", "mutants"): mutants,
     ("docs/training.md", "measured"): training,
+    ("docs/performance.md", "overview"): performance_tables.overview,
+    ("docs/performance.md", "models"): performance_tables.models,
+    ("docs/performance.md", "generation"): performance_tables.generation,
+    ("docs/performance.md", "scaling"): performance_tables.scaling,
 }
 
 

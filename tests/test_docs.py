@@ -35,7 +35,7 @@ def region(path: Path, name: str) -> str:
 
 def code_paths(text: str) -> list[str]:
     """Files that a page names in backticks, such as `tests/ops/test_rope.py`."""
-    return re.findall(r"`((?:src|tests|docs|examples|acceptance)/[\w./-]+)`", text)
+    return re.findall(r"`((?:src|tests|docs|examples|acceptance|bench)/[\w./-]+)`", text)
 
 
 @pytest.mark.parametrize("path", PAGES, ids=ids)
@@ -138,7 +138,8 @@ def test_tapeless_commands_parse(path: Path):
 
 
 FEW_STEPS = ["--max-steps", "6", "--warmup-steps", "1", "--eval-windows", "2", "--sample-tokens", "8", "--num-layers", "1"]
-ELSEWHERE = ("tapeless gradcheck", "make ")  # tests/cli/test_gradcheck.py and test_make_targets_exist; the tutorial's runs here
+# tests/cli/test_gradcheck.py, tests/cli/test_bench.py and test_make_targets_exist; the tutorial's gradcheck runs here
+ELSEWHERE = ("tapeless gradcheck", "tapeless bench", "make ")
 
 
 def shortened(command: list[str]) -> list[str]:

@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[1]
 SRC = ROOT / "src" / "tapeless"
 
 # Who may import whom: config <- ops <- kernels <- model <- dist <- train, generate, interop <- cli; config <- data, optim;
-# verify sees all but cli.
+# verify sees all but cli, bench sees verify too.
 BELOW: dict[str, set[str]] = {"errors": set(), "config": {"errors"}}
 BELOW["ops"] = BELOW["config"] | {"config"}
 BELOW["data"] = BELOW["optim"] = BELOW["ops"]
@@ -22,10 +22,11 @@ BELOW["dist"] = BELOW["model"] | {"model"}
 BELOW["generate"] = BELOW["interop"] = BELOW["dist"] | {"dist", "data", "optim"}
 BELOW["train"] = BELOW["generate"] | {"generate"}  # a trainer draws samples
 BELOW["verify"] = BELOW["train"] | {"train", "interop"}
-BELOW["cli"] = BELOW["verify"] | {"verify"}
+BELOW["bench"] = BELOW["verify"] | {"verify"}
+BELOW["cli"] = BELOW["bench"] | {"bench"}
 BELOW["__main__"] = {"cli"}
 
-BARE = ("ops", "kernels", "model", "optim", "verify")  # torch and numpy are all they need to be imported
+BARE = ("ops", "kernels", "model", "optim", "verify", "bench")  # torch and numpy are all they need to be imported
 TAPELESS = ("ops", "kernels", "model", "optim", "train", "dist")  # the training path
 MAX_LINES = 400
 
@@ -116,7 +117,7 @@ def test_only_torch_and_numpy_are_imported(path: Path):
     everywhere = {name.split(".")[0] for name in imported(ast.parse(path.read_text()))}
     at_once = {name.split(".")[0] for name in imported(module_level(ast.parse(path.read_text())))}
     known = sys.stdlib_module_names | {"torch", "numpy", "tapeless"}
-    lazily = {"triton", "numba"} if part_of(path) == "kernels" else {"transformers"} if part_of(path) == "verify" else set()
+    lazily = {"kernels": {"triton", "numba"}, "verify": {"transformers"}, "bench": {"transformers"}}.get(part_of(path), set())
     assert at_once <= known
     assert everywhere <= known | lazily
 

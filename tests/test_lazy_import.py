@@ -40,7 +40,14 @@ print(status or 0, 'torch' in sys.modules)
 """
 
 
-COMMANDS = [["--version"], ["--help"], ["gradcheck", "--help"], ["train", "new", "--help"], ["generate", "--help"]]
+COMMANDS = [
+    ["--version"],
+    ["--help"],
+    ["gradcheck", "--help"],
+    ["train", "new", "--help"],
+    ["generate", "--help"],
+    ["bench", "--help"],
+]
 
 
 @pytest.mark.parametrize("arguments", COMMANDS, ids=" ".join)

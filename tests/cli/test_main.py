@@ -53,6 +53,7 @@ def test_a_mistake_is_one_line_and_status_2(capsys, words, says):
         ["train", "info", "--help"],
         ["generate", "--help"],
         ["eval", "--help"],
+        ["bench", "--help"],
     ],
     ids=" ".join,
 )

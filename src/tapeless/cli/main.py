@@ -11,11 +11,11 @@ import sys
 from typing import NoReturn
 
 import tapeless
-from tapeless.cli import evaluate, generate, gradcheck, train
+from tapeless.cli import bench, evaluate, generate, gradcheck, train
 from tapeless.config import nearest
 from tapeless.errors import TapelessError, UsageError
 
-COMMANDS = {"train": train, "generate": generate, "eval": evaluate, "gradcheck": gradcheck}
+COMMANDS = {"train": train, "generate": generate, "eval": evaluate, "gradcheck": gradcheck, "bench": bench}
 
 
 class Parser(argparse.ArgumentParser):

@@ -4,6 +4,7 @@ Precedence: defaults < --preset < --config < --set table.key=value < flags."""
 
 import argparse
 import tomllib
+from collections.abc import Collection
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -50,9 +51,11 @@ def add_train_arguments(parser: argparse.ArgumentParser) -> None:
     add_fields(parser.add_argument_group("training"), "train", TrainConfig)
 
 
-def add_fields(group: Any, table: str, config: Any) -> None:
-    """A flag for each field of a configuration, its value under `table.name`; what is not given is not there."""
+def add_fields(group: Any, table: str, config: Any, *, only: Collection[str] | None = None) -> None:
+    """A flag for each field of a configuration, or for some, its value under `table.name`; what is not given is not there."""
     for field in fields(config):
+        if only is not None and field.name not in only:
+            continue
         help, kind = field.metadata["help"].replace("%", "%%"), field_type(field)
         if field.default not in (None, ""):
             help += f" (default {str(field.default).lower() if kind is bool else field.default})"

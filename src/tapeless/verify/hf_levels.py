@@ -90,8 +90,8 @@ def shifted_batch() -> Batch:
     return Batch(tokens, targets)
 
 
-def their_model(family: Family, params: Point, dtype: str) -> Any:
-    """Their class with our weights."""
+def their_model(family: Family, params: Point, dtype: str, *, attention: str = "eager") -> Any:
+    """Their class with our weights. attention: which implementation of theirs; eager is the plain one."""
     import transformers
 
     settings = gpt2_settings(family.config) if family.name.startswith("GPT2") else llama_settings(family.config)
@@ -100,7 +100,7 @@ def their_model(family: Family, params: Point, dtype: str) -> Any:
         **settings,
         vocab_size=family.config.vocab_size,
         tie_word_embeddings=family.config.tie_embeddings,
-        attn_implementation="eager",
+        attn_implementation=attention,
         use_cache=False,
         bos_token_id=None,
         eos_token_id=None,

@@ -1,0 +1,97 @@
+"""The tables of docs/performance.md, from bench/results/*.json. A part that was not measured has no lines."""
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from tapeless.bench.report import MIB, contender_rows, floor_lines, part_rows, scaling_rows
+
+BENCH = Path(__file__).resolve().parent.parent / "bench"
+sys.path.append(str(BENCH))
+from run import GENERATION, SCALING, TRAINING  # noqa: E402  the parts, in the order they are published
+
+PEERS = ("eager", "compile")  # the ones to beat; transformers is shown beside them
+
+
+def results(parts: Sequence[str]) -> Iterator[dict[str, Any]]:
+    for part in parts:
+        file = BENCH / "results" / f"{part}.json"
+        if file.exists():
+            yield json.loads(file.read_text())
+
+
+def markdown(rows: Sequence[Sequence[str]]) -> str:
+    """The first column to the left, numbers to the right; the first row is the heading."""
+    head, *body = (f"| {' | '.join(row)} |" for row in rows)
+    return "\n".join([head, "|---|" + "--:|" * (len(rows[0]) - 1), *body]) + "\n"
+
+
+def best(result: dict[str, Any], ours: str | None = None, peer: str | None = None) -> dict[str, Any]:
+    """Ours at its fastest against the peer that is hardest to beat; each of one dtype where it is named."""
+    pairs = [pair for pair in result["ratios"] if pair["peer"].split()[0] in PEERS]
+    pairs = [pair for pair in pairs if ours in (None, pair["ours"].split()[1]) and peer in (None, pair["peer"].split()[1])]
+    names = {pair["ours"] for pair in pairs}
+    hardest = [min((pair for pair in pairs if pair["ours"] == name), key=lambda pair: pair["ratio"]) for name in names]
+    return max(hardest, key=lambda pair: pair["ratio"])
+
+
+def milliseconds(result: dict[str, Any], name: str) -> str:
+    """Of one contender; where it was in several groups, in the first of them."""
+    contender, dtype = name.split()
+    row = next(row for row in result["contenders"] if (row["contender"], row["dtype"]) == (contender, dtype))
+    return f"{1e3 * row['median_s']:.4g}"
+
+
+def measured_where(result: dict[str, Any]) -> str:
+    m, now = result["machine"], result["conditions"]
+    where = now.get("gpu") or f"{m['cores']} cores of an {m['cpu']}"
+    return f"Measured on {where}, {now['threads']} threads, torch {m['torch']}.\n"
+
+
+def overview() -> str:
+    """One line a model: the best of ours against the best peer, and like for like in float32."""
+    head = ("model", "tokens", "best peer", "ms", "ours", "ms", "ratio", "memory ratio", "ratio in float32")
+    rows, last = [head], None
+    for last in results(list(TRAINING)):
+        pair, alike = best(last), best(last, "float32", "float32")
+        name, tokens = f"`{last['name']}`", f"{last['batch_size']}x{last['seq_len']}"
+        times = (pair["peer"], milliseconds(last, pair["peer"]), pair["ours"], milliseconds(last, pair["ours"]))
+        ratio = f"**{pair['ratio']:.2f}** ({' to '.join(f'{x:.2f}' for x in pair['quartiles'])})"
+        rows.append((name, tokens, *times, ratio, f"{pair['memory_ratio']:.2f}", f"{alike['ratio']:.2f}"))
+    return markdown(rows) + ("\n" + measured_where(last) if last else "")
+
+
+def models() -> str:
+    """Every contender of every model, where its memory goes, and the floor."""
+    blocks = []
+    for result in results(list(TRAINING)):
+        blocks.append(
+            f"### {result['name']}: {result['parameters']:,} parameters, {result['batch_size']}x{result['seq_len']}\n"
+        )
+        blocks.append(markdown(contender_rows(result)))
+        blocks.append("Peak memory by part, MiB:\n")
+        blocks.append(markdown(part_rows(result["contenders"])))
+        blocks += [f"- {line}" for line in floor_lines(result).splitlines()]
+        blocks += [f"- left out: {reason}" for reason in result["left_out"].values()]
+        blocks[-1] += "\n"
+    return "\n".join(blocks)
+
+
+def generation() -> str:
+    head = ("model", "contender", "tokens/s", "quartiles, ms a token", "ours is faster by", "peak MiB")
+    rows = [head]
+    for result in results(list(GENERATION)):
+        for row in result["contenders"]:
+            name = f"{row['contender']} {row['dtype']}"
+            pairs = [pair for pair in result["ratios"] if pair["peer"] == name and pair["ours"].split()[1] == row["dtype"]]
+            spread = " to ".join(f"{1e3 * s / result['tokens']:.3g}" for s in row["quartiles_s"])
+            faster = f"{pairs[0]['ratio']:.2f}x" if pairs else ""
+            speed, peak = f"{row['tokens_per_s']:,.0f}", f"{row['peak_bytes'] / MIB:,.0f}"
+            rows.append((f"`{result['name']}`", name, speed, spread, faster, peak))
+    return markdown(rows)
+
+
+def scaling() -> str:
+    return "\n".join(markdown(scaling_rows(result)) for result in results(list(SCALING)))

@@ -1,0 +1,59 @@
+"""Measure what docs/performance.md publishes, each part into results/PART.json; then acceptance/tables.py fills the page.
+
+python bench/run.py [PART …]        all parts, half an hour on two quiet cores, or those named
+
+A part is a call of `tapeless bench`; what it prints is what the page is made of. On a machine that does something else
+besides, ratios still hold, since all contenders suffer alike, but times do not."""
+
+import shlex
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+RESULTS = Path(__file__).resolve().parent / "results"
+
+# The four shapes, with the batch at which each is measured; large steps need fewer rounds, since noise evens out within them.
+TRAINING = {
+    "llama-tiny": "--preset llama-tiny --batch-size 16 --seq-len 64 --rounds 10 --cold",
+    "llama-cllm": "--preset llama-cllm --batch-size 4 --seq-len 32 --rounds 10 --cold",
+    "llama-small": "--preset llama-small --batch-size 4 --seq-len 512 --rounds 7 --cold",
+    "llama-base": "--preset llama-base --batch-size 1 --seq-len 1024 --rounds 5 --cold",
+}
+GENERATION = {
+    f"generation-{name}": f"--preset {name} --generate --tokens 128 --rounds {rounds}"
+    for name, rounds in (("llama-tiny", 10), ("llama-small", 7), ("llama-base", 3))
+}
+# A vocabulary small enough that the head is not most of the work at every width.
+SCALING = {
+    "scaling": "--scaling --rounds 2 --hidden-dim 256 --num-layers 4 --num-heads 8 --intermediate-dim 688 --vocab-size 2048"
+}
+PARTS = {**TRAINING, **GENERATION, **SCALING}
+
+
+def measure(part: str) -> bool:
+    """Whether all went well: contenders that did not compute the same are a failure, and nothing is published of them."""
+    print(f"\n== {part}", flush=True)
+    start, file = time.monotonic(), RESULTS / f"{part}.json"
+    fresh = file.with_suffix(".new")
+    command = [sys.executable, "-m", "tapeless", "bench", *shlex.split(PARTS[part]), "--json", str(fresh)]
+    ok = subprocess.run(command, check=False).returncode == 0
+    if ok:
+        fresh.replace(file)
+    fresh.unlink(missing_ok=True)
+    print(f"   {time.monotonic() - start:.0f} s, {'measured' if ok else 'FAILED'}", flush=True)
+    return ok
+
+
+def main(wanted: list[str]) -> int:
+    unknown = [part for part in wanted if part not in PARTS]
+    if unknown:
+        print(f"no such part: {', '.join(unknown)}; there are {', '.join(PARTS)}", file=sys.stderr)
+        return 2
+    RESULTS.mkdir(exist_ok=True)
+    done = [measure(part) for part in wanted or PARTS]
+    return 0 if all(done) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,175 @@
+"""The contenders: each does one unit of work, a training step or a generation, the way its own users would."""
+
+from importlib import import_module
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from tapeless.bench.device import is_cuda
+from tapeless.bench.floor import Floor
+from tapeless.bench.hf import HFGeneration, HFLoss, build_hf, load_library
+from tapeless.bench.peer import build_peer
+from tapeless.bench.task import FLOOR, OURS, PEERS, Task
+from tapeless.bench.weights import fill
+from tapeless.config import ModelConfig, Sampling, TrainConfig
+from tapeless.errors import ConfigError
+from tapeless.generate.engine import generate
+from tapeless.kernels.choose import choose
+from tapeless.model.build import AnyModel, build_model
+from tapeless.model.memory import saved_bytes
+from tapeless.model.transformer import Transformer
+from tapeless.optim import make_optimizer
+from tapeless.train.step import train_step
+
+
+class Contender(Protocol):
+    def prepare(self, step: int) -> None:
+        """Whatever a step is given; not on the clock."""
+
+    def step(self) -> Any:
+        """One unit of work. What it returns must agree between contenders: the loss, or the tokens."""
+
+    def parts(self) -> dict[str, int]:
+        """Bytes that are known by name."""
+
+    def facts(self) -> dict[str, Any]:
+        """Whatever else it has to say when all is measured."""
+
+
+class Ours:
+    """What the trainer does."""
+
+    def __init__(self, task: Task):
+        self.task, self.steps = task, 0
+        self.model = our_model(task)
+        decay = {spec.name for spec in self.model.store.layout.specs.values() if spec.decay}
+        self.optimizer = make_optimizer(self.model.params, self.model.grads, task.train, decay)
+
+    def prepare(self, step: int) -> None:
+        self.steps, self.batch = step, self.task.batch(step)
+
+    def step(self) -> float:
+        c = self.task.train
+        result = train_step(
+            self.model,
+            self.optimizer,
+            *self.batch,
+            lr=c.lr,
+            grad_clip=c.grad_clip,
+            grad_accum=1,
+            step=self.steps,
+            first_sample=0,
+        )
+        return result.loss
+
+    def parts(self) -> dict[str, int]:
+        store, task = self.model.store, self.task
+        parts = {
+            "parameters": store.flat.nbytes,
+            "gradients": store.flat_grads.nbytes,
+            "moments": sum(state.nbytes for state in self.optimizer.state.values()),
+        }
+        if store.compute_flat is not store.flat:
+            parts["bfloat16 copy"] = store.compute_flat.nbytes
+        if isinstance(task.model, ModelConfig):
+            shape = (task.train.batch_size, task.seq_len)
+            parts["saved activations"] = sum(saved_bytes(task.model, *shape, task.train.recompute, task.train.dtype).values())
+        return parts
+
+    def facts(self) -> dict[str, Any]:
+        return {"ops": self.model.ops.name} if isinstance(self.model, Transformer) else {}
+
+
+class OurGeneration:
+    def __init__(self, task: Task):
+        self.task, self.model = task, our_model(task)
+
+    def prepare(self, step: int) -> None:
+        """Every generation is the same."""
+
+    def step(self) -> list[int]:
+        greedy = Sampling(temperature=0)
+        return generate(self.model, self.task.prompt(), max_tokens=self.task.new_tokens, sampling=greedy)[0]
+
+    def parts(self) -> dict[str, int]:
+        return {"parameters": self.model.store.flat.nbytes}
+
+    def facts(self) -> dict[str, Any]:
+        return {}
+
+
+class TorchTraining:
+    """A training loop as it is written everywhere, around any module that maps tokens and targets to a loss."""
+
+    def __init__(self, task: Task, module: nn.Module, *, compiled: bool = False):
+        self.task, c = task, task.train
+        self.params = list(module.parameters())
+        groups = [
+            {"params": [w for w in self.params if w.dim() >= 2], "weight_decay": c.weight_decay},
+            {"params": [w for w in self.params if w.dim() < 2], "weight_decay": 0.0},
+        ]
+        self.optimizer = torch.optim.AdamW(groups, lr=c.lr, betas=(c.beta1, c.beta2), eps=c.eps, fused=True)
+        self.module = torch.compile(module) if compiled else module
+
+    def prepare(self, step: int) -> None:
+        self.batch = self.task.batch(step)
+
+    def step(self) -> Tensor:  # ()
+        c = self.task.train
+        self.optimizer.zero_grad(set_to_none=True)
+        with torch.autocast(torch.device(c.device).type, torch.bfloat16, enabled=c.dtype == "bfloat16"):
+            loss = self.module(*self.batch)
+        loss.backward()
+        if c.grad_clip:
+            nn.utils.clip_grad_norm_(self.params, c.grad_clip)
+        self.optimizer.step()
+        return loss.detach()
+
+    def parts(self) -> dict[str, int]:
+        size = sum(w.nbytes for w in self.params)
+        return {"parameters": size, "gradients": size, "moments": 2 * size}
+
+    def facts(self) -> dict[str, Any]:
+        return {}
+
+
+def our_model(task: Task) -> AnyModel:
+    c = task.train
+    options: dict[str, Any] = {"seed": c.seed, "device": c.device, "dtype": c.dtype}
+    if isinstance(task.model, ModelConfig):
+        options |= {"ops": c.ops, "recompute": c.recompute}
+    return build_model(task.model, **options)
+
+
+def load_libraries(task: Task) -> None:
+    """Import everything first: the memory of a model is what comes on top of its libraries, whoever's they are."""
+    c: TrainConfig = task.train
+    if task.contender == OURS:
+        choose(c.ops, torch.device(c.device), c.dtype)
+    elif task.contender in PEERS:
+        import_module("torch._dynamo")  # which torch.optim loads with its first optimizer
+    if task.contender == "compile":
+        import_module("torch._inductor.compile_fx")
+    if task.contender == "hf":
+        load_library(task.model)
+    if is_cuda(c.device):
+        torch.empty(1, device=c.device)
+
+
+def build(task: Task) -> Contender:
+    if task.new_tokens:
+        generators: dict[str, Any] = {OURS: OurGeneration, "hf": HFGeneration}
+        if task.contender not in generators:
+            raise ConfigError(f"{task.contender} does not generate; ours and hf do")
+        return generators[task.contender](task)
+    if task.contender == OURS:
+        return Ours(task)
+    if task.contender == FLOOR:
+        return Floor(task)
+    if task.contender == "hf":
+        assert isinstance(task.model, ModelConfig)
+        return TorchTraining(task, HFLoss(build_hf(task), task.model))
+    peer = build_peer(task.model)
+    fill(peer, task.model, task.train.seed)
+    return TorchTraining(task, peer.to(task.train.device), compiled=task.contender == "compile")

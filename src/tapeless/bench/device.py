@@ -1,0 +1,61 @@
+"""What differs between devices when time and memory are measured: waiting for the device, and reading a high-water mark."""
+
+import os
+import resource
+from pathlib import Path
+
+import torch
+
+STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+
+
+def is_cuda(device: str) -> bool:
+    return torch.device(device).type == "cuda"
+
+
+def synchronize(device: str) -> None:
+    if is_cuda(device):
+        torch.cuda.synchronize(device)
+
+
+def used_bytes(device: str) -> int:
+    """Held now: by tensors on a GPU, by the process on a CPU."""
+    if is_cuda(device):
+        return torch.cuda.memory_allocated(device)
+    return _status("VmRSS") or _largest()
+
+
+def reset_peak(device: str) -> None:
+    """From here on `peak_bytes` counts anew. Where the system cannot do that, it counts from the process's start."""
+    if is_cuda(device):
+        torch.cuda.reset_peak_memory_stats(device)
+    elif CLEAR.exists():
+        CLEAR.write_text("5")
+
+
+def peak_bytes(device: str) -> int:
+    if is_cuda(device):
+        return torch.cuda.max_memory_allocated(device)
+    return _status("VmHWM") or _largest()
+
+
+def available_bytes(device: str) -> int:
+    """What contenders can have together."""
+    if is_cuda(device):
+        return torch.cuda.mem_get_info(device)[0]
+    meminfo = Path("/proc/meminfo")
+    if meminfo.exists():
+        return _kilobytes(meminfo, "MemAvailable")
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _status(field: str) -> int:
+    return _kilobytes(STATUS, field) if STATUS.exists() else 0
+
+
+def _kilobytes(path: Path, field: str) -> int:  # bytes
+    return next(int(line.split()[1]) * 1024 for line in path.read_text().splitlines() if line.startswith(field))
+
+
+def _largest() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

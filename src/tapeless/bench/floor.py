@@ -1,0 +1,122 @@
+"""The floor: what a training step cannot do without, and nothing else.
+
+    products    y = x w',  dx = dy w,  dw = dy' x   of qkv, out, up, down (each layer) and head: 6 flops a weight and token
+    optimizer   AdamW reads p, g, m, v and writes p, m, v; in bfloat16 also the copy that products read
+The products run by torch.mm into buffers that are there already; weights and their gradients are each layer's own, so that
+they come from memory as in a real step. The optimizer's bytes are moved by a plain copy, half read and half written.
+Judged by: tests/bench/test_floor.py."""
+
+import time
+from statistics import median
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from tapeless.bench.device import synchronize
+from tapeless.bench.task import Task, num_params
+from tapeless.config import AnyModelConfig, SimpleLMConfig
+from tapeless.ops.ffn_gate import GATED
+
+LARGEST = 2**26  # bytes copied at a time: larger than any cache, small beside the model
+REPEATS = 5
+
+
+class Product(NamedTuple):
+    name: str
+    inputs: int  # columns of w
+    outputs: int  # rows of w
+    layers: int  # that have one
+
+    @property
+    def weights(self) -> int:
+        return self.inputs * self.outputs * self.layers
+
+
+def products(c: AnyModelConfig) -> list[Product]:
+    """Every product of a step with a matrix of weights."""
+    if isinstance(c, SimpleLMConfig):
+        C, F, V = c.hidden_dim, c.intermediate_dim, c.vocab_size
+        return [Product("hidden", C, F, 1), Product("head", F, V, 1)]
+    C, D, L = c.hidden_dim, c.head_dim, c.num_layers
+    up = c.intermediate_dim * (2 if c.ffn in GATED else 1)
+    return [
+        Product("qkv", C, (c.num_heads + 2 * c.num_kv_heads) * D, L),
+        Product("out", c.num_heads * D, C, L),
+        Product("up", C, up, L),
+        Product("down", c.intermediate_dim, C, L),
+        Product("head", C, c.vocab_size, 1),
+    ]
+
+
+def flops(c: AnyModelConfig, tokens: int) -> int:
+    """Of a step's products: 2 forward, 4 backward for each weight and token."""
+    return 6 * tokens * sum(product.weights for product in products(c))
+
+
+def optimizer_bytes(c: AnyModelConfig, dtype: str) -> int:
+    return num_params(c) * (7 * 4 + (2 if dtype == "bfloat16" else 0))
+
+
+class Buffers(NamedTuple):
+    x: Tensor  # (N, inputs)
+    dy: Tensor  # (N, outputs)
+    w: Tensor  # (layers, outputs, inputs)
+    dw: Tensor  # (layers, outputs, inputs)
+    dx: Tensor  # (N, inputs)
+    y: Tensor  # (N, outputs)
+
+
+class Floor:
+    def __init__(self, task: Task):
+        self.task = task
+        N, options = task.tokens, dict[str, Any](dtype=task.compute, device=task.train.device)
+        self.buffers = []
+        for _, inputs, outputs, layers in products(task.model):
+            x, dy = torch.randn(N, inputs, **options), torch.randn(N, outputs, **options)
+            w = torch.randn(layers, outputs, inputs, **options)
+            self.buffers.append(Buffers(x, dy, w, torch.empty_like(w), torch.empty_like(x), torch.empty_like(dy)))
+        self.bytes = optimizer_bytes(task.model, task.train.dtype)
+        self.source = torch.ones(min(self.bytes // 2, LARGEST), dtype=torch.uint8, device=task.train.device)
+        self.target = torch.empty_like(self.source)
+
+    def prepare(self, step: int) -> None:
+        """Every step is the same."""
+
+    def step(self) -> None:
+        self.multiply()
+        self.move()
+
+    def multiply(self) -> None:
+        for x, dy, w, dw, dx, y in self.buffers:
+            for layer in range(len(w)):
+                torch.mm(x, w[layer].t(), out=y)
+                torch.mm(dy, w[layer], out=dx)
+                torch.mm(dy.t(), x, out=dw[layer])
+
+    def move(self) -> None:
+        left = self.bytes // 2
+        while left:
+            n = min(left, len(self.source))
+            self.target[:n].copy_(self.source[:n])
+            left -= n
+
+    def parts(self) -> dict[str, int]:
+        return {}
+
+    def facts(self) -> dict[str, Any]:
+        def seconds(part: Any) -> float:
+            times = []
+            for _ in range(REPEATS):
+                start = time.perf_counter()
+                part()
+                synchronize(self.task.train.device)
+                times.append(time.perf_counter() - start)
+            return median(times)
+
+        return {
+            "flops": flops(self.task.model, self.task.tokens),
+            "products_s": seconds(self.multiply),
+            "optimizer_bytes": self.bytes,
+            "optimizer_s": seconds(self.move),
+        }

@@ -1,0 +1,156 @@
+"""A measurement as text: a table of the contenders, where our memory goes, the floor, and the verdicts.
+
+Judged by: tests/bench/test_report.py."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from tapeless.bench.summary import Row, named
+
+MIB = 2**20
+BUSY = 0.25  # load average for each core
+
+
+def text(result: Row) -> str:
+    """Whatever was measured."""
+    return {"training": training, "generation": generation, "scaling": scaling}[result["kind"]](result)
+
+
+def training(result: Row) -> str:
+    blocks = [heading(result), table(contender_rows(result))]
+    parts = part_rows(result["contenders"])
+    if len(parts) > 1:
+        blocks.append("peak memory by part, MiB\n" + table(parts))
+    blocks += [floor_lines(result), verdict_lines(result), closing_lines(result)]
+    return "\n\n".join(block for block in blocks if block)
+
+
+def generation(result: Row) -> str:
+    return "\n\n".join(
+        block
+        for block in (heading(result), table(contender_rows(result)), verdict_lines(result), closing_lines(result))
+        if block
+    )
+
+
+def scaling(result: Row) -> str:
+    return f"{heading(result)}\n\n" + table(scaling_rows(result))
+
+
+def heading(result: Row) -> str:
+    m, now = result["machine"], result["conditions"]
+    what = {
+        "training": f"{result['batch_size']}x{result['seq_len']}, one training step",
+        "generation": f"{result['tokens']} tokens, one sequence, greedy",
+        "scaling": "one training step at growing length and width",
+    }[result["kind"]]
+    where = now.get("gpu") or f"{m['cores']} cores of {m['cpu']}"
+    return (
+        f"{result['name']} ({result['parameters']:,} parameters), {what}\n"
+        f"{where}, {now['threads']} threads, torch {m['torch']}, load average {now['load_average']:.1f} before"
+    ) + ("\nTHE MACHINE WAS BUSY: times are not to be trusted" if busy(result) else "")
+
+
+def busy(result: Row) -> bool:
+    """Whether something else ran before: threads that wait for one another then wait for it too, and a step of 5 ms may take 400."""
+    return result["conditions"]["load_average"] > BUSY * result["machine"]["cores"]
+
+
+def contender_rows(result: Row) -> list[tuple[str, ...]]:
+    """A line each; contenders of a group are together, and ours is measured anew in each."""
+    groups = {row["group"] for row in result["contenders"]}
+    head = ["contender", "ms", "quartiles", "tokens/s", "ours is faster by", "peak MiB", "first step s"]
+    rows = [tuple([*(["group"] if len(groups) > 1 else []), *head, *(["cold", "warm"] if "first_steps" in result else [])])]
+    fastest = {pair["peer"]: pair for pair in sorted(result["ratios"], key=lambda pair: pair["ratio"])}
+    for row in result["contenders"]:
+        pair = fastest.get(named(row))
+        low, high = (f"{1e3 * s:.4g}" for s in row["quartiles_s"])
+        cells = [
+            *([str(row["group"] + 1)] if len(groups) > 1 else []),
+            named(row),
+            f"{1e3 * row['median_s']:.4g}",
+            f"{low} to {high}",
+            f"{row['tokens_per_s']:,.0f}",
+            f"{pair['ratio']:.2f}x ({pair['ours'].split()[1]})" if pair else "",
+            f"{row['peak_bytes'] / MIB:,.0f}",
+            f"{row['first_step_s']:.1f}",
+        ]
+        if "first_steps" in result:
+            times = result["first_steps"].get(named(row), {})
+            cells += [f"{times[kind]:.1f}" if times else "" for kind in ("cold", "warm")]
+        rows.append(tuple(cells))
+    return rows
+
+
+def part_rows(contenders: Sequence[Row]) -> list[tuple[str, ...]]:
+    """Where the peak goes; `rest` is what nobody has named."""
+    once = {named(row): row for row in contenders if row["parts_bytes"]}  # ours may be in several groups
+    names = dict.fromkeys(part for row in once.values() for part in row["parts_bytes"] if part != "rest")
+    rows = [("", *names, "rest", "peak")]
+    for label, row in once.items():
+        sizes = [row["parts_bytes"].get(part) for part in (*names, "rest")]
+        cells = [f"{size / MIB:,.1f}" if size is not None else "" for size in (*sizes, row["peak_bytes"])]
+        rows.append((label, *cells))
+    return rows
+
+
+def floor_lines(result: Row) -> str:
+    """The step's products and the optimizer's bytes alone, and how near ours comes."""
+    lines = []
+    for row in result["contenders"]:
+        if row["contender"] != "floor":
+            continue
+        facts = row["facts"]
+        speed = facts["flops"] / facts["products_s"] / 1e9
+        moved = facts["optimizer_bytes"] / facts["optimizer_s"] / 1e9
+        lines.append(
+            f"floor {row['dtype']}: {1e3 * row['median_s']:.4g} ms; products {1e3 * facts['products_s']:.4g} ms "
+            f"({speed:,.0f} GFLOP/s), optimizer {1e3 * facts['optimizer_s']:.4g} ms ({moved:.1f} GB/s)"
+        )
+        for ours in result["contenders"]:
+            if (ours["contender"], ours["dtype"], ours["group"]) == ("ours", row["dtype"], row["group"]):
+                lines[-1] += f"; ours takes {ours['median_s'] / row['median_s']:.2f} times as long"
+    return "\n".join(lines)
+
+
+def verdict_lines(result: Row) -> str:
+    lines, said = [], set()
+    for v in result["verdicts"]:
+        if (v["ours"], v["peer"]) in said:  # the best of all was the best of its dtype
+            continue
+        said.add((v["ours"], v["peer"]))
+        best = "the best peer" if v["among"] == "all" else f"the best {v['peer'].split()[1]} peer"
+        low, high = v["quartiles"]
+        memory = f", {v['memory_ratio']:.2f} of its memory" if v["memory_ratio"] is not None else ""
+        spread = f"by rounds {low:.2f} to {high:.2f}"
+        lines.append(f"{v['ours']}: {v['ratio']:.2f}x the speed of {best} ({v['peer']}; {spread}){memory}")
+    return "\n".join(lines)
+
+
+def closing_lines(result: Row) -> str:
+    lines = [f"left out: {reason}" for reason in result["left_out"].values()]
+    lines += [f"NOT THE SAME: {wrong}" for wrong in result["disagreements"]]
+    return "\n".join(lines)
+
+
+def scaling_rows(result: Row) -> list[tuple[str, ...]]:
+    rows: list[tuple[str, ...]] = [("", "parameters", "dtype", "tokens/s", "floor tokens/s", "of the floor")]
+    for point in result["points"]:
+        by = {named(row): row["tokens_per_s"] for row in point["contenders"]}
+        for dtype in dict.fromkeys(row["dtype"] for row in point["contenders"]):
+            ours, floor = by[f"ours {dtype}"], by[f"floor {dtype}"]
+            name = f"{point['vary']} = {point['value']}"
+            rows.append((name, f"{point['parameters']:,}", dtype, f"{ours:,.0f}", f"{floor:,.0f}", f"{ours / floor:.0%}"))
+    return rows
+
+
+def table(rows: Sequence[Sequence[Any]]) -> str:
+    """Columns of text, the first to the left and numbers to the right; the first row is the heading."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    lines = []
+    for row in rows:
+        cells = [
+            cell.ljust(width) if i == 0 else cell.rjust(width) for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines)

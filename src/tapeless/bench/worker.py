@@ -1,0 +1,87 @@
+"""A contender in a process of its own: memory and threads are its own, and between its turns it sleeps on the pipe.
+
+    {"do": "build", "task": …}      -> {"before": bytes}             libraries are loaded, the model is not yet
+    {"do": "first"}                 -> {"result": loss or tokens}    the first unit of work, from the initial weights
+    {"do": "steps", "count": k}     -> {"seconds": […]}
+    {"do": "reset"}                 -> {}                            the high-water mark of memory counts from here
+    {"do": "finish"}                -> {"peak": bytes, "parts": {…}, "facts": {…}}
+One line of JSON each, on stdin and stdout; a failure answers {"error": …}. The end of stdin is the end of the worker."""
+
+import json
+import os
+import sys
+import time
+from collections.abc import Iterable
+from typing import IO, Any
+
+from torch import Tensor
+
+from tapeless.bench.contenders import Contender, build, load_libraries
+from tapeless.bench.device import peak_bytes, reset_peak, synchronize, used_bytes
+from tapeless.bench.task import Task
+
+
+class Worker:
+    task: Task
+    contender: Contender
+
+    def __init__(self) -> None:
+        self.steps_taken = 0
+
+    def answer(self, request: dict[str, Any]) -> dict[str, Any]:
+        match request["do"]:
+            case "build":
+                return self.build(Task.from_json(request["task"]))
+            case "first":
+                return {"result": self.first()}
+            case "steps":
+                return {"seconds": [self.timed() for _ in range(request["count"])]}
+            case "reset":
+                reset_peak(self.task.train.device)
+                return {}
+            case "finish":
+                peak = peak_bytes(self.task.train.device)  # before facts, which may measure something more
+                return {"peak": peak, "parts": self.contender.parts(), "facts": self.contender.facts()}
+        raise ValueError(f"no such request: {request['do']}")
+
+    def build(self, task: Task) -> dict[str, Any]:
+        self.task = task
+        load_libraries(task)
+        before = used_bytes(task.train.device)
+        self.contender = build(task)
+        return {"before": before}
+
+    def first(self) -> Any:
+        self.contender.prepare(self.steps_taken)
+        result = self.contender.step()
+        synchronize(self.task.train.device)
+        self.steps_taken += 1
+        return result.item() if isinstance(result, Tensor) else result
+
+    def timed(self) -> float:
+        self.contender.prepare(self.steps_taken)
+        synchronize(self.task.train.device)
+        start = time.perf_counter()
+        self.contender.step()
+        synchronize(self.task.train.device)
+        self.steps_taken += 1
+        return time.perf_counter() - start
+
+
+def serve(requests: Iterable[str], answers: IO[str]) -> None:
+    worker = Worker()
+    for line in requests:
+        try:
+            answer = worker.answer(json.loads(line))
+        except Exception as error:
+            words = str(error).strip().splitlines() or [""]
+            answer = {"error": f"{type(error).__name__}: {words[0]}"}
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()
+
+
+if __name__ == "__main__":
+    # Whatever a library prints must not end up between the answers.
+    private = os.fdopen(os.dup(sys.stdout.fileno()), "w")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    serve(sys.stdin, private)

@@ -1,0 +1,105 @@
+"""Measure a training step side by side with PyTorch, eager and compiled, and with transformers, in one run.
+
+    tapeless bench --preset llama-tiny --batch-size 16      a preset; --config FILE takes a TOML file, flags override both
+    tapeless bench --contenders ours,eager,floor --dtypes float32
+    tapeless bench --preset llama-tiny --cold               also the time to the first step with nothing compiled before
+    tapeless bench --preset llama-tiny --generate           tokens per second of generation, against transformers
+    tapeless bench --preset llama-small --scaling           ours beside the floor at growing length and width
+
+Every contender has a process of its own and its turn in every round. All start from the same weights, and their first losses
+are compared. The floor is the step's matrix products and the optimizer's bytes alone. docs/performance.md has the method.
+
+Exit status: 0 measured, 2 the question was wrong, 3 contenders did not compute the same."""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tapeless.cli.options import add_fields, add_model_arguments, chosen
+from tapeless.config import TrainConfig, nearest
+from tapeless.errors import UsageError
+
+if TYPE_CHECKING:
+    from tapeless.bench.measure import How
+    from tapeless.bench.task import Task
+
+HELP = "measure a training step against PyTorch and transformers"
+FAILED = 3
+CONTENDERS = ("ours", "eager", "compile", "hf", "floor")
+DTYPES = ("float32", "bfloat16")
+FIELDS = ("batch_size", "seq_len", "device", "ops", "recompute", "grad_clip", "weight_decay", "seed")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--generate", action="store_true", help="measure generation instead of a training step")
+    what.add_argument("--scaling", action="store_true", help="measure ours beside the floor at growing length and width")
+    what.add_argument("--cold", action="store_true", help="also the time to the first step, cold and warm; takes minutes")
+    parser.add_argument(
+        "--contenders", default=",".join(CONTENDERS), metavar="NAMES", help=f"who takes part (default {','.join(CONTENDERS)})"
+    )
+    parser.add_argument(
+        "--dtypes", default=",".join(DTYPES), metavar="NAMES", help=f"of the computation (default {','.join(DTYPES)})"
+    )
+    parser.add_argument("--rounds", type=int, default=5, metavar="N", help="turns that each contender has (default 5)")
+    parser.add_argument("--turn", type=float, default=1.0, metavar="S", help="about how long a turn lasts, seconds (default 1)")
+    parser.add_argument("--tokens", type=int, default=128, metavar="N", help="tokens to generate (default 128)")
+    parser.add_argument("--threads", type=int, metavar="N", help="of each contender; by default as many as torch takes")
+    parser.add_argument("--json", metavar="FILE", help="write everything that was measured; - is stdout, without the table")
+    add_model_arguments(parser)
+    add_fields(parser.add_argument_group("step"), "train", TrainConfig, only=FIELDS)
+    parser.set_defaults(run=run)
+
+
+def names(flag: str, text: str, valid: tuple[str, ...]) -> tuple[str, ...]:
+    """`ours,eager` as a tuple, each known and there once."""
+    found = tuple(dict.fromkeys(word.strip() for word in text.split(",")))
+    for word in found:
+        if word not in valid:
+            raise UsageError(f"{flag}: unknown {word!r}; {nearest(word, valid)}")
+    return found
+
+
+def run(args: argparse.Namespace) -> int:
+    contenders = names("--contenders", args.contenders, CONTENDERS)
+    dtypes = names("--dtypes", args.dtypes, DTYPES)
+    for flag in ("rounds", "tokens", "threads"):
+        if getattr(args, flag) is not None and getattr(args, flag) < 1:
+            raise UsageError(f"--{flag} must be at least 1, got {getattr(args, flag)}")
+    if not args.turn > 0:
+        raise UsageError(f"--turn must be above 0, got {args.turn}")
+    name, model, train = chosen(args)
+
+    from tapeless.bench.measure import How
+    from tapeless.bench.report import text
+    from tapeless.bench.task import Task, measured
+    from tapeless.train.runs import usable_device
+    from tapeless.train.trainer import default_seq_len
+
+    usable_device(train.device)
+    task = Task("ours", model, measured(train, train.seq_len or default_seq_len(model)))
+    result = asked(args, name, task, contenders, How(dtypes, args.rounds, args.turn, args.threads, say))
+    args.status = FAILED if result.get("disagreements") else 0  # known before anything is printed, into whatever pipe
+    if args.json == "-":
+        print(json.dumps(result))
+    else:
+        if args.json:
+            Path(args.json).write_text(json.dumps(result, indent=1) + "\n")
+        print(text(result))
+    return args.status
+
+
+def asked(args: argparse.Namespace, name: str, task: "Task", contenders: tuple[str, ...], how: "How") -> dict[str, Any]:
+    from tapeless.bench.measure import generation, scaling, training
+
+    if args.generate:
+        return generation(name, task, args.tokens, how)
+    if args.scaling:
+        return scaling(name, task, how)
+    return training(name, task, contenders, how, cold=args.cold)
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

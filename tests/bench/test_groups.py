@@ -1,0 +1,47 @@
+"""What does not fit into memory together runs in groups, ours in each of them."""
+
+from bench_fixtures import task
+
+from tapeless.bench.groups import estimated_bytes, groups
+from tapeless.bench.measure import How
+from tapeless.bench.task import CONTENDERS
+from tapeless.config import load_preset
+
+ALL = How().tasks(task(), CONTENDERS)
+
+
+def labels(found: list) -> list[list[str]]:
+    return [[each.label for each in group] for group in found]
+
+
+def test_all_together_where_there_is_room():
+    (group,) = groups(ALL, 100, size=lambda each: 1)
+    assert sorted(each.label for each in group) == sorted(each.label for each in ALL)
+
+
+def test_ours_is_in_every_group_and_nobody_twice():
+    found = labels(groups(ALL, 5, size=lambda each: 1))  # 4.25: ours twice, and two more
+    assert all(group[:2] == ["ours float32", "ours bfloat16"] for group in found)
+    others = [label for group in found for label in group[2:]]
+    assert sorted(others) == sorted(each.label for each in ALL if each.contender != "ours")
+    assert all(len(group) <= 4 for group in found)
+    assert len(found) == 4
+
+
+def test_one_contender_at_a_time_is_the_least():
+    found = labels(groups(ALL, 0, size=lambda each: 1))
+    assert [len(group) for group in found] == [3] * 8
+
+
+def test_ours_alone_is_a_group():
+    alone = How(("float32",)).tasks(task(), ["ours"])
+    assert labels(groups(alone, 0)) == [["ours float32"]]
+
+
+def test_estimates_are_of_the_right_size():
+    """Measured on llama-small, 4x512: ours 0.9 to 1.2 GB, peers up to 1.9."""
+    from dataclasses import replace
+
+    small = replace(task(), model=load_preset("llama-small"), train=replace(task().train, batch_size=4, seq_len=512))
+    assert 0.9e9 < estimated_bytes(small.by("ours", "float32")) < 2e9
+    assert 1.9e9 < estimated_bytes(small.by("compile", "float32")) < 4e9

@@ -10,9 +10,11 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from tapeless.config import TrainConfig
 from tapeless.errors import InputError, NonFiniteError
 from tapeless.model.build import AnyModel
 from tapeless.ops.cross_entropy import valid_targets
+from tapeless.optim import make_optimizer
 from tapeless.optim.clip import clip_scale, grad_norm
 from tapeless.optim.flat import FlatOptimizer
 
@@ -20,6 +22,12 @@ from tapeless.optim.flat import FlatOptimizer
 class StepResult(NamedTuple):
     loss: float
     grad_norm: float  # before clipping
+
+
+def optimizer_of(model: AnyModel, config: TrainConfig) -> FlatOptimizer:
+    """The optimizer that a configuration describes, with the model's own kernels where its ops have them."""
+    decay = {spec.name for spec in model.store.layout.specs.values() if spec.decay}
+    return make_optimizer(model.params, model.grads, config, decay, fused=model.ops.adam_update)
 
 
 def accumulate_gradients(

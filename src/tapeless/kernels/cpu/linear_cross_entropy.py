@@ -28,66 +28,96 @@ ZERO, ONE, TWO = np.float32(0), np.float32(1), np.float32(2)
 
 
 @inlined
+def _plain(x, cap):
+    return x
+
+
+@inlined
 def _capped(x, cap):
-    return cap * tanh(x / cap) if cap > ZERO else x
+    return cap * tanh(x / cap)
 
 
 @inlined
-def _sum_of_exponentials(x, cap, top):  # (V,)
-    total = ZERO
-    for i in range(len(x)):
-        total += exp(_capped(wide(x[i]), cap) - top)
-    return total
+def _through_plain(z, cap):
+    return ONE
 
 
 @inlined
-def _sum(x, cap):  # (V,)
-    total = ZERO
-    for i in range(len(x)):
-        total += _capped(wide(x[i]), cap)
-    return total
+def _through_cap(z, cap):  # the cap's derivative
+    return ONE - (z / cap) * (z / cap)
 
 
-@inlined
-def _gradient(x, cap, lse, factor, smoothing, scale):  # (V,) in place: logits in, dlogits out, as if no target were there
-    for i in range(len(x)):
-        z = _capped(wide(x[i]), cap)
-        dz = factor * exp(z - lse) - smoothing
-        through = ONE - (z / cap) * (z / cap) if cap > ZERO else ONE
-        put(x, i, scale * dz * through)
+def _row(capped: Any, through: Any) -> tuple[Any, Any]:
+    """The passes over one row, with a cap or without: a loop that need not ask is vectorised."""
+
+    @inlined
+    def sums(x, cap, top, smoothing):  # (V,): sum of exp(z - top), and of z where it is asked for
+        exponentials, total = ZERO, ZERO
+        for i in range(len(x)):
+            exponentials += exp(capped(wide(x[i]), cap) - top)
+        if smoothing > ZERO:
+            for i in range(len(x)):
+                total += capped(wide(x[i]), cap)
+        return exponentials, total
+
+    @inlined
+    def loss(x, target, smoothing, z_loss, cap):  # (V,) -> loss, lse
+        top = capped(largest(x), cap)
+        exponentials, total = sums(x, cap, top, smoothing)
+        lse = top + np.float32(math.log(exponentials))
+        if target == IGNORED:
+            return ZERO, lse
+        hit = (ONE - smoothing) * capped(wide(x[target]), cap)
+        return lse - hit - smoothing * total / np.float32(len(x)) + z_loss * lse * lse, lse
+
+    @inlined
+    def gradient(x, target, lse, scale, smoothing, z_loss, cap):  # (V,) in place: logits in, dlogits out
+        if target == IGNORED:
+            x[:] = 0
+            return
+        factor, spread = ONE + TWO * z_loss * lse, smoothing / np.float32(len(x))
+        z_target = capped(wide(x[target]), cap)
+        for i in range(len(x)):
+            z = capped(wide(x[i]), cap)
+            put(x, i, scale * (factor * exp(z - lse) - spread) * through(z, cap))
+        dz = factor * exp(z_target - lse) - spread - (ONE - smoothing)
+        put(x, target, scale * dz * through(z_target, cap))
+
+    return loss, gradient
+
+
+_loss, _gradient = _row(_plain, _through_plain)
+_loss_capped, _gradient_capped = _row(_capped, _through_cap)
 
 
 @kernel
 def _losses(logits, targets, smoothing, z_loss, cap, losses, lse):  # (N, V), (N,); losses, lse (N,) float32
-    N, V = logits.shape
-    for n in prange(N):
-        row = logits[n]
-        top = _capped(largest(row), cap)
-        lse[n] = top + np.float32(math.log(_sum_of_exponentials(row, cap, top)))
-        target = targets[n]
-        if target == IGNORED:
-            losses[n] = ZERO
+    for n in prange(len(logits)):
+        if cap > ZERO:
+            losses[n], lse[n] = _loss_capped(logits[n], targets[n], smoothing, z_loss, cap)
         else:
-            loss = lse[n] - (ONE - smoothing) * _capped(wide(row[target]), cap) + z_loss * lse[n] * lse[n]
-            if smoothing > ZERO:
-                loss -= smoothing * _sum(row, cap) / np.float32(V)
-            losses[n] = loss
+            losses[n], lse[n] = _loss(logits[n], targets[n], smoothing, z_loss, cap)
 
 
 @kernel
 def _gradients(logits, targets, lse, scale, smoothing, z_loss, cap):  # (N, V) in place, (N,), (N,)
-    N, V = logits.shape
-    for n in prange(N):
-        row, target = logits[n], targets[n]
-        if target == IGNORED:
-            row[:] = 0
+    for n in prange(len(logits)):
+        if cap > ZERO:
+            _gradient_capped(logits[n], targets[n], lse[n], scale, smoothing, z_loss, cap)
         else:
-            z = _capped(wide(row[target]), cap)
-            factor = ONE + TWO * z_loss * lse[n]
-            _gradient(row, cap, lse[n], factor, smoothing / np.float32(V), scale)
-            through = ONE - (z / cap) * (z / cap) if cap > ZERO else ONE
-            dz = factor * exp(z - lse[n]) - smoothing / np.float32(V) - (ONE - smoothing)
-            put(row, target, scale * dz * through)
+            _gradient(logits[n], targets[n], lse[n], scale, smoothing, z_loss, cap)
+
+
+@kernel
+def _both(logits, targets, scale, smoothing, z_loss, cap, losses):  # (N, V) in place, (N,), (N,)
+    """Each row is in the cache when its gradient is made."""
+    for n in prange(len(logits)):
+        if cap > ZERO:
+            losses[n], lse = _loss_capped(logits[n], targets[n], smoothing, z_loss, cap)
+            _gradient_capped(logits[n], targets[n], lse, scale, smoothing, z_loss, cap)
+        else:
+            losses[n], lse = _loss(logits[n], targets[n], smoothing, z_loss, cap)
+            _gradient(logits[n], targets[n], lse, scale, smoothing, z_loss, cap)
 
 
 def _blocks(
@@ -164,12 +194,11 @@ def linear_cross_entropy_both(
     ws: Workspace,
 ) -> tuple[Tensor, Tensor]:  # loss (), dx (..., C)
     count = num_targets or valid_targets(targets)
-    losses, lse = torch.empty(targets.numel()), torch.empty(targets.numel())
+    losses = torch.empty(targets.numel())
     dx = ws.empty(x.shape, x.dtype)
     numbers = _numbers(label_smoothing, z_loss, softcap)
     for which, x_block, y, logits in _blocks(x, targets, w, ws):
-        _losses(array(logits), array(y), *numbers, array(losses[which]), array(lse[which]))
-        _gradients(array(logits), array(y), array(lse[which]), np.float32(1 / count), *numbers)
+        _both(array(logits), array(y), np.float32(1 / count), *numbers, array(losses[which]))
         _products(logits, x_block, w, rows(dx)[which], dw, ws)
     return losses.sum(dtype=torch.float64).div(count).float(), dx
 

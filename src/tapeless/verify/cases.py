@@ -91,9 +91,7 @@ class OpCase:
         """A random gradient for each output that something reads."""
         generator = torch.Generator().manual_seed(1000 + seed)
         outputs, _ = self.forward(point)
-        return {
-            name: fixtures.normal(generator, *y.shape).to(y) for name, y in outputs.items() if name not in self.unread
-        }
+        return {name: fixtures.normal(generator, *y.shape).to(y) for name, y in outputs.items() if name not in self.unread}
 
     def forward(self, point: Point) -> tuple[dict[str, Tensor], Any]:
         names = (*self.activations, *self.params)

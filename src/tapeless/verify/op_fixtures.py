@@ -35,10 +35,10 @@ def normal(generator: Generator, *shape: int) -> Tensor:
 
 
 def _hidden(generator: Generator, s: Shape) -> Tensor:  # (B, T, C)
-    """Rows of unit size, one of small norm where eps matters, one far from the origin."""
+    """Rows of unit size, one of small norm where eps matters, one far from the origin, unless there is only one."""
     x = normal(generator, s.B, s.T, s.C)
     x[0, 0] *= SMALL
-    x[-1, -1] += 5.0
+    x.view(-1, s.C)[1:][-1:] += 5.0
     return x
 
 

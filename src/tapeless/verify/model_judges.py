@@ -41,6 +41,7 @@ from tapeless.verify.oracles import (
 from tapeless.verify.tolerances import (
     COMPLEX_STEP,
     DIRECTION,
+    KERNEL_BACKWARD,
     MODEL_BFLOAT16,
     MODEL_BFLOAT16_COSINE,
     MODEL_BFLOAT16_TENSOR,
@@ -51,6 +52,7 @@ from tapeless.verify.tolerances import (
     UNDERPOWERED,
 )
 
+LEAST = {"float64": MODEL_TWIN, "float32": MODEL_FLOAT32, "bfloat16": MODEL_BFLOAT16}
 CENTRAL_H = 1e-5  # small: a step along all weights at once must not carry a relu over its kink
 
 
@@ -103,6 +105,12 @@ def largest_gap(level: str, check: str, oracle: str, a: Point, b: Point, bound: 
     gaps = {name: distance(a[name], b[name]) for name in b}
     worst = max(gaps, key=lambda name: gaps[name].largest)
     return Finding(level, check, oracle, worst, gaps[worst].largest, bound, gaps[worst].where)
+
+
+def kernel_bound(error: float, dtype: str) -> float:
+    """What a gradient may be off under other ops than the reference's, whose error in the same dtype is given: a few times as
+    much, and in any case what any ops may have."""
+    return max(KERNEL_BACKWARD * error, LEAST[dtype])
 
 
 def by_twin(case: ModelCase, data: Batch, claimed: Point) -> Iterator[Finding]:

@@ -148,6 +148,7 @@ def saved_names(case: OpCase, point: Point) -> Iterator[Finding]:
     """Recomputation drops an activation by its name, and the optimizer may free a parameter."""
     outputs, saved = case.forward(point)
     named = {name: point[name] for name in case.activations if name in point} | outputs
+    yield _told(case, "saved is a NamedTuple or None", "saved", float(saved is not None and not hasattr(saved, "_fields")))
     for name in getattr(saved, "_fields", ()):
         kept = getattr(saved, name)
         yield _told(case, "no parameter saved", name, float(name in case.params))

@@ -19,6 +19,7 @@ from tapeless.config import AnyModelConfig
 from tapeless.errors import UsageError
 
 if TYPE_CHECKING:
+    from tapeless.verify.finding import Finding
     from tapeless.verify.fixtures import Setting
 
 HELP = "prove the gradients of a model by independent oracles"
@@ -119,6 +120,8 @@ def check_model(args: argparse.Namespace) -> int:
     print(table(rows))
     sizes = f"{len(report.tensors)} tensors at fixture sizes, all of the model {report.scope}"
     print(f"\n{len(report.findings)} checks with {report.on}; {sizes}")
+    if report.step is None:
+        print(level_table(report.findings))
     if step := report.step:
         print(
             f"one step downhill: loss {step.before:.6f} -> {step.after:.6f} (the gradient alone predicts {step.predicted:.6f})"
@@ -127,6 +130,19 @@ def check_model(args: argparse.Namespace) -> int:
         print(finding)
     print("gradients agree with every oracle" if report.ok else f"{len(report.failures)} checks FAILED")
     return 0 if report.ok else FAILED
+
+
+def level_table(findings: "list[Finding]") -> str:
+    """For each level how much was checked, and what came nearest to its bound."""
+    from tapeless.verify.gradcheck import closeness
+
+    rows: list[tuple[str, ...]] = [("level", "checks", "failed", "of the bound", "nearest to it")]
+    for level in sorted({finding.level for finding in findings}):
+        here = [finding for finding in findings if finding.level == level]
+        worst = max(here, key=closeness)
+        failed = str(sum(not finding.ok for finding in here))
+        rows.append((level, str(len(here)), failed, f"{closeness(worst):.0%}", f"{worst.check} {worst.tensor}, {worst.oracle}"))
+    return table(rows)
 
 
 def check_op(args: argparse.Namespace) -> int:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from torch import Tensor
 
 from tapeless.config import AnyModelConfig, ModelConfig, SimpleLMConfig
-from tapeless.errors import UsageError
+from tapeless.errors import NonFiniteError, UsageError
 from tapeless.verify.finding import Finding, distance
 from tapeless.verify.fixtures import LAW, Batch, ModelCase, Setting, batch, blank_model, gradients, move_off_init, shrunk
 from tapeless.verify.full_size import feasible
@@ -31,15 +31,23 @@ def gradcheck_ops(
     with one_thread():
         for level, run in kernel_levels(on).items():
             progress(f"{on}: {level}, {' and '.join(dtypes)}")
-            findings += run()
+            findings += finite(level, on, run())
         progress(f"{name} at fixture sizes")
-        own = list(at_fixture_sizes(name, config, on, dtypes))
+        own = list(finite("L2", on, at_fixture_sizes(name, config, on, dtypes)))
     cut, scope = feasible(config)
     progress(f"{name} {scope}")
-    own += at_real_widths(cut, on, dtypes, seed)
+    own += finite("L2", on, at_real_widths(cut, on, dtypes, seed))
     rows = rows_of(config, own)
     parameters = sum(math.prod(row.shape) for row in rows)
     return Report(name, on, parameters, rows, findings + own, scope, None, tuple(map(oracle_of, dtypes)))
+
+
+def finite(level: str, on: Setting, findings: Iterator[Finding]) -> Iterator[Finding]:
+    """The findings of a level. A model stops at a NaN or an infinity, and that is a finding too, the level's last."""
+    try:
+        yield from findings
+    except NonFiniteError as error:
+        yield Finding(level, str(on), "finite", str(error), math.inf, 0.0)
 
 
 def at_fixture_sizes(name: str, config: ModelConfig, on: Setting, dtypes: Sequence[str]) -> Iterator[Finding]:

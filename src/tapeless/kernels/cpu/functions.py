@@ -1,7 +1,7 @@
 """Exponential and its relatives in float32, written so that LLVM vectorises them; libm's would be called element by element.
 
     e^x = 2^n e^r      n = round(x / ln 2)      r = x - n ln 2, |r| <= 0.35, in two parts so that nothing is cancelled away
-    e^r by a polynomial of degree 6; what is left of the series is 1e-7 of it
+    e^r = 1 + r + r^2 g(r), g interpolated at Chebyshev's points by a polynomial of degree 4: 1e-8 off, less than a rounding
 Judged by: tests/kernels/cpu/test_functions.py."""
 
 from typing import Any
@@ -18,7 +18,7 @@ LOWEST, HIGHEST = np.float32(-87.33654), np.float32(88.72283)  # e^x is the smal
 SHIFT = np.float32(1.5 * 2**23)  # added and taken away again, it rounds to a whole number
 SHIFT_BITS = int(SHIFT.view(np.uint32))
 ONE, HALF, TWO = np.float32(1), np.float32(0.5), np.float32(2)
-C6, C5, C4, C3 = np.float32(1 / 720), np.float32(1 / 120), np.float32(1 / 24), np.float32(1 / 6)
+C6, C5, C4, C3 = (np.float32(c) for c in (0.0013926213465482, 0.0083632029715893, 0.0416665544376950, 0.1666657684599387))
 GELU_K, GELU_C = np.float32(0.7978845608028654), np.float32(0.044715)
 
 

@@ -3,8 +3,9 @@
 Formulas: ops/attention.py. Forward, for each head: its keys transposed and its values, as float32, in buffers of the thread;
 then for each block of BLOCK rows the scores of the keys it sees, the softmax row by row, the product with the values. Backward,
 for each head of keys, the same blocks with p made again from lse:
-    dv += p' do      dp = do v'      dz = p (dp - sum_D(do o))      dq = dz k / D^(1/2)      dk += dz' q / D^(1/2)
-q is scaled when it is packed, which serves z and dk. One thread works on one head, so a sum has one order, however many
+    dv += p' do      dp = do v'      dz = p (dp - sum_s(dp p))      dq = dz k / D^(1/2)      dk += dz' q / D^(1/2)
+q is scaled when it is packed, which serves z and dk. sum_s(dp p) is taken from the very p and dp that it is subtracted from, not
+from do and o: where a softmax is nearly one-hot the two almost cancel, and the rounding of o would be most of what is left. One thread works on one head, so a sum has one order, however many
 threads there are.
 Judged by: tests/kernels/test_cpu.py."""
 
@@ -105,17 +106,9 @@ def _forward(q, k, v, documents, scale, keys, values, queries, scores, outputs, 
                 _unpack(out[i * D_ : i * D_ + D], ONE / sums[i], o[b, first + i, h])
 
 
-@inlined
-def _dot(a, b):  # (D,) each
-    total = ZERO
-    for d in range(len(a)):
-        total += wide(a[d]) * wide(b[d])
-    return total
-
-
 @kernel
-def _backward(do, q, k, v, o, lse, documents, scale, keys, keys_t, values_t, blocks, scores, dkeys, dvalues, dq, dk, dv):
-    # do, o (B, T, H, D); q, dq (B, H, T, D); k, v, dk, dv (B, G, S, D); documents (B, T), or (0, 0); lse (B, H, T)
+def _backward(do, q, k, v, lse, documents, scale, keys, keys_t, values_t, blocks, scores, dkeys, dvalues, dq, dk, dv):
+    # do (B, T, H, D); q, dq (B, H, T, D); k, v, dk, dv (B, G, S, D); documents (B, T), or (0, 0); lse (B, H, T)
     # one row for each thread: keys, keys_t, values_t, dkeys, dvalues (D_ S_), blocks (3, BLOCK D_), scores (2, BLOCK S_)
     (B, H, T, D), (G, S) = q.shape, k.shape[1:3]
     D_, S_ = _up(D, WIDTH), _up(S, WIDTH)
@@ -143,10 +136,10 @@ def _backward(do, q, k, v, o, lse, documents, scale, keys, keys_t, values_t, blo
                 product(dp, 0, S_, dos, 0, D_, 1, vt, 0, S_, M, N, D, False)
                 for i in range(M):
                     visible = first + i + S - T + 1 if i < count else 0
-                    against = _dot(do[b, first + i, h], o[b, first + i, h]) if i < count else ZERO
                     mine = documents[b, :visible] if len(documents) > 0 else nobody
                     own = mine[first + i] if len(mine) > 0 else 0
-                    softmax_row_backward(p, dp, i * S_, N, visible, lse[b, h, min(first + i, T - 1)], against)
+                    _mask(p, i * S_, mine, own, LOWEST)
+                    softmax_row_backward(p, dp, i * S_, N, visible, lse[b, h, min(first + i, T - 1)])
                     _mask(p, i * S_, mine, own, ZERO)
                     _mask(dp, i * S_, mine, own, ZERO)
                 product(dqs, 0, D_, dp, 0, S_, 1, ks, 0, D_, M, D_, seen, False)
@@ -201,14 +194,13 @@ def attention_backward(
     *,
     ws: Workspace,
 ) -> tuple[Tensor, Tensor, Tensor]:  # dq (B, H, T, D), dk (B, G, S, D), dv (B, G, S, D)
-    q, k, v, o, lse, documents = saved
+    q, k, v, _, lse, documents = saved
     (B, H, T, D), (G, S) = q.shape, k.shape[1:3]
     D_, S_ = _padded(D), _padded(S)
     dq, dk, dv = ws.empty_like(q), ws.empty_like(k), ws.empty_like(v)
     _backward(
         array(do.contiguous().view(B, T, H, D)),
         *(array(x.contiguous()) for x in (q, k, v)),
-        array(o.contiguous().view(B, T, H, D)),
         array(lse.view(B, H, T)),
         _documents(documents),
         np.float32(1 / math.sqrt(D)),

@@ -14,17 +14,10 @@ from numba.extending import intrinsic
 
 from tapeless.kernels.cpu import functions as f
 
-from tapeless.kernels.cpu.tile import INDEX, VECTOR, WIDTH
+from tapeless.kernels.cpu.tile import INDEX, VECTOR, WIDTH, spread
 
 INTEGERS = ir.VectorType(ir.IntType(32), WIDTH)
 LANES = ir.VectorType(INDEX, WIDTH)
-
-
-def _spread(builder: Any, number: Any, vector: Any = VECTOR) -> Any:
-    """A number in every lane."""
-    undefined = ir.Constant(vector, ir.Undefined)
-    lane = builder.insert_element(undefined, number, ir.IntType(32)(0))
-    return builder.shuffle_vector(lane, undefined, ir.Constant(INTEGERS, [0] * WIDTH))
 
 
 def _constant(x: float) -> Any:
@@ -59,9 +52,9 @@ def _each_vector(
         slot = cgutils.alloca_once(builder, value.type)
         builder.store(value, slot)
         slots.append(slot)
-    lanes, limit = ir.Constant(LANES, list(range(WIDTH))), _spread(builder, visible, LANES)
+    lanes, limit = ir.Constant(LANES, list(range(WIDTH))), spread(builder, visible, LANES)
     with cgutils.for_range_slice(builder, INDEX(0), n, INDEX(WIDTH), intp=INDEX) as (offset, _):
-        seen = builder.icmp_signed("<", builder.add(_spread(builder, offset, LANES), lanes), limit)
+        seen = builder.icmp_signed("<", builder.add(spread(builder, offset, LANES), lanes), limit)
         for slot, value in zip(slots, body(offset, seen, [builder.load(slot) for slot in slots]), strict=True):
             builder.store(value, slot)
     return [builder.load(slot) for slot in slots]
@@ -103,7 +96,7 @@ def softmax_row(typingctx, z, at, n, visible):
 
         (tops,) = _each_vector(builder, args[2], args[3], [lowest], find)
         top = _reduced(builder, tops, larger)
-        shift = _spread(builder, top)
+        shift = spread(builder, top, VECTOR)
 
         def exponentials(offset: Any, seen: Any, carried: Any) -> Any:
             place = _place(builder, start, offset)
@@ -119,22 +112,31 @@ def softmax_row(typingctx, z, at, n, visible):
 
 
 @intrinsic  # type: ignore[untyped-decorator]
-def softmax_row_backward(typingctx, p, dp, at, n, visible, lse, against):
-    """From scores z in p and dp: p = exp(z - lse) and dz = p (dp - against), zeros behind the first `visible`."""
-    signature = types.void(p, dp, types.intp, types.intp, types.intp, types.float32, types.float32)
+def softmax_row_backward(typingctx, p, dp, at, n, visible, lse):
+    """From scores z in p and dp: p = exp(z - lse) and dz = p (dp - sum(p dp) / sum(p)), zeros behind the first `visible`."""
+    signature = types.void(p, dp, types.intp, types.intp, types.intp, types.float32)
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         starts = [
             builder.gep(context.make_array(kind)(context, builder, value).data, [args[2]])
             for kind, value in ((p, args[0]), (dp, args[1]))
         ]
-        shift, taken, zero = _spread(builder, args[5]), _spread(builder, args[6]), _constant(0)
+        shift, zero = spread(builder, args[5], VECTOR), _constant(0)
+
+        def exponentials(offset: Any, seen: Any, carried: Any) -> Any:
+            place, dplace = (_place(builder, start, offset) for start in starts)
+            e = builder.select(seen, _exp(builder, builder.fsub(builder.load(place, align=4), shift)), zero)
+            d = builder.select(seen, builder.load(dplace, align=4), zero)
+            builder.store(e, place, align=4)
+            return [builder.fadd(carried[0], e), builder.fadd(carried[1], builder.fmul(e, d))]
+
+        totals = _each_vector(builder, args[3], args[4], [zero, zero], exponentials)
+        total, against = (_reduced(builder, vector, builder.fadd) for vector in totals)
+        taken = spread(builder, builder.fdiv(against, total), VECTOR)
 
         def gradient(offset: Any, seen: Any, carried: Any) -> Any:
             place, dplace = (_place(builder, start, offset) for start in starts)
-            e = builder.select(seen, _exp(builder, builder.fsub(builder.load(place, align=4), shift)), zero)
-            dz = builder.fmul(e, builder.fsub(builder.load(dplace, align=4), taken))
-            builder.store(e, place, align=4)
+            dz = builder.fmul(builder.load(place, align=4), builder.fsub(builder.load(dplace, align=4), taken))
             builder.store(builder.select(seen, dz, zero), dplace, align=4)
             return []
 
@@ -142,5 +144,3 @@ def softmax_row_backward(typingctx, p, dp, at, n, visible, lse, against):
         return context.get_dummy_value()
 
     return signature, codegen
-
-

@@ -23,6 +23,7 @@ class Workspace:
     def __init__(self) -> None:
         self._free: dict[Any, list[np.ndarray]] = defaultdict(list)  # by dtype and number of elements
         self._lent: dict[int, Any] = {}
+        self._scratch: dict[Any, np.ndarray] = {}
         self.allocated = 0  # bytes of all blocks, lent out or not
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
@@ -40,7 +41,17 @@ class Workspace:
         ticket = weakref.ref(lent, self._take_back)
         self._lent[id(ticket)] = ticket, free, block
         tensor = torch.from_numpy(lent)
-        return tensor.view(dtype) if dtype == torch.bfloat16 else tensor
+        tensor = tensor.view(dtype) if dtype == torch.bfloat16 else tensor
+        tensor.as_array = tensor.data_ptr(), lent  # type: ignore[attr-defined]  # see cpu/jit.py
+        return tensor
+
+    def scratch(self, name: str, *shape: int) -> np.ndarray:
+        """An array for the duration of one kernel: the same one for the same name and shape, never lent out."""
+        key = name, shape
+        if key not in self._scratch:
+            self._scratch[key] = np.empty(shape, np.float32)
+            self.allocated += self._scratch[key].nbytes
+        return self._scratch[key]
 
     def empty_like(self, x: Tensor) -> Tensor:
         return self.empty(x.shape, x.dtype)

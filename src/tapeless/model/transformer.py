@@ -315,5 +315,5 @@ class Transformer:
 
     def _finite(self, result: Tensor) -> None:
         """Bad weights are named where they show; a bad result of good weights is the caller's to judge."""
-        if not torch.isfinite(result).all():
+        if not torch.isfinite(result.sum(dtype=torch.promote_types(result.dtype, torch.float32))):  # one pass, one number
             self.store.raise_if_non_finite()

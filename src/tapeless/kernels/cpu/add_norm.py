@@ -15,11 +15,10 @@ import torch
 from numba import prange
 from torch import Tensor
 
-from tapeless.kernels.cpu.jit import array, inlined, kernel, put, wide
+from tapeless.kernels.cpu.jit import array, inlined, kernel, matrix, put, wide
 from tapeless.kernels.workspace import Workspace
 from tapeless.ops.add_norm import AddNormSaved
 from tapeless.ops.layer_norm import LayerNormSaved
-from tapeless.ops.numerics import rows
 from tapeless.ops.op import Op
 from tapeless.ops.rms_norm import RMSNormSaved
 
@@ -130,8 +129,9 @@ def _backward(ds, dy, x, m, r, w, centre, dx, dw, db):  # ds, dy, x, dx (N, C); 
             _param_gradients(dy[i], x[i], mean, r[i], dw[part], db[part])
 
 
-def _flat(x: Tensor | None, like: Tensor) -> Any:  # (N, C), or (0, C) for None
-    return array(like.new_empty(0, like.shape[-1]) if x is None else rows(x).contiguous())
+def _nothing(like: np.ndarray) -> np.ndarray:
+    """In the place of an argument that is None: no rows of `like`."""
+    return like[:0]
 
 
 def add_norm_forward(
@@ -144,17 +144,14 @@ def add_norm_forward(
     centre: bool,
     ws: Workspace,
 ) -> tuple[Tensor, Tensor, AddNormSaved]:  # s (..., C), n (..., C)
-    N, C = x.numel() // x.shape[-1], x.shape[-1]
     s = x if delta is None else ws.empty(x.shape, x.dtype)
     n = ws.empty(x.shape, x.dtype)
     r = torch.empty(*x.shape[:-1], 1, dtype=torch.float32)
-    m = torch.empty(*x.shape[:-1], 1, dtype=torch.float32) if centre else r
-    out = array(s.view(N, C)) if delta is not None else _flat(None, x)
-    bias = array(w.new_empty(0) if b is None else b)
-    flat_x = _flat(x, x)
-    _forward(
-        flat_x, _flat(delta, x), array(w), bias, np.float32(eps), centre, out, array(n.view(N, C)), array(m.view(N)), array(r.view(N))
-    )
+    m = torch.empty_like(r) if centre else r
+    x_, w_ = matrix(x), array(w)
+    delta_, s_ = (_nothing(x_), _nothing(x_)) if delta is None else (matrix(delta), matrix(s))
+    b_ = _nothing(w_) if b is None else array(b)
+    _forward(x_, delta_, w_, b_, np.float32(eps), centre, s_, matrix(n), array(m).reshape(-1), array(r).reshape(-1))
     return s, n, AddNormSaved(LayerNormSaved(s, m, r) if centre else RMSNormSaved(s, r))
 
 
@@ -170,15 +167,15 @@ def add_norm_backward(
     x, r = saved.norm.x, saved.norm.r
     m = saved.norm.m if centre else r
     dw, db = params_and_grads[1:] if centre else (params_and_grads[0], None)
-    N, C = x.numel() // x.shape[-1], x.shape[-1]
     dx = ws.empty(x.shape, x.dtype)
-    sums = np.zeros((2, PARTS, C), dtype=np.float32)
-    _backward(
-        _flat(ds, x), _flat(dn, x), _flat(x, x), array(m.view(N)), array(r.view(N)), array(w), centre, array(dx.view(N, C)), *sums
-    )
+    sums = np.zeros((2, PARTS, x.shape[-1]), dtype=np.float32)
+    x_ = matrix(x)
+    ds_ = _nothing(x_) if ds is None else matrix(ds)
+    _backward(ds_, matrix(dn), x_, array(m).reshape(-1), array(r).reshape(-1), array(w), centre, matrix(dx), sums[0], sums[1])
     for grad, parts in ((dw, sums[0]), (db, sums[1])):
         if grad is not None:
-            grad += torch.from_numpy(parts.sum(0))
+            grad_ = array(grad)
+            grad_ += parts.sum(0)
     return dx
 
 

@@ -152,16 +152,15 @@ def _backward(do, q, k, v, lse, documents, scale, keys, keys_t, values_t, blocks
             _unpack(dvs[s * D_ : s * D_ + D], ONE, dv[b, g, s])
 
 
-def _scratch(ws: Workspace, *shape: int) -> np.ndarray:  # (threads, *shape) float32
-    return array(ws.empty((numba.get_num_threads(), *shape), torch.float32))
+NO_DOCUMENTS = np.empty((0, 0), np.int64)
+
+
+def _contiguous(x: Tensor) -> np.ndarray:
+    return array(x if x.is_contiguous() else x.contiguous())
 
 
 def _padded(n: int) -> int:
     return -(-n // WIDTH) * WIDTH
-
-
-def _documents(documents: Tensor | None) -> np.ndarray:  # (B, T) or (0, 0)
-    return array(torch.empty(0, 0, dtype=torch.int64) if documents is None else documents.contiguous())
 
 
 def attention_forward(
@@ -174,16 +173,22 @@ def attention_forward(
 ) -> tuple[Tensor, AttentionSaved]:  # o (B, T, H*D)
     require_matching_documents(documents, q, k)
     (B, H, T, D), (G, S) = q.shape, k.shape[1:3]
-    D_, S_ = _padded(D), _padded(S)
+    D_, S_, threads = _padded(D), _padded(S), numba.get_num_threads()
     o = ws.empty((B, T, H * D), q.dtype)
     lse = torch.empty(B, G, H // G, T, 1)
     _forward(
-        *(array(x.contiguous()) for x in (q, k, v)),
-        _documents(documents),
+        _contiguous(q),
+        _contiguous(k),
+        _contiguous(v),
+        NO_DOCUMENTS if documents is None else _contiguous(documents),
         np.float32(1 / math.sqrt(D)),
-        *(_scratch(ws, size) for size in (D_ * S_, D_ * S_, BLOCK * D_, BLOCK * S_, BLOCK * (D_ + 1))),
-        array(o.view(B, T, H, D)),
-        array(lse.view(B, H, T)),
+        ws.scratch("keys", threads, D_ * S_),
+        ws.scratch("values", threads, S_ * D_),
+        ws.scratch("queries", threads, BLOCK * D_),
+        ws.scratch("scores", threads, 2, BLOCK * S_)[:, 0],
+        ws.scratch("outputs", threads, BLOCK * (D_ + 1)),
+        array(o).reshape(B, T, H, D),
+        array(lse).reshape(B, H, T),
     )
     return o, AttentionSaved(q, k, v, o, lse, documents)
 
@@ -196,19 +201,26 @@ def attention_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:  # dq (B, H, T, D), dk (B, G, S, D), dv (B, G, S, D)
     q, k, v, _, lse, documents = saved
     (B, H, T, D), (G, S) = q.shape, k.shape[1:3]
-    D_, S_ = _padded(D), _padded(S)
-    dq, dk, dv = ws.empty_like(q), ws.empty_like(k), ws.empty_like(v)
+    D_, S_, threads = _padded(D), _padded(S), numba.get_num_threads()
+    dq, dk, dv = ws.empty(q.shape, q.dtype), ws.empty(k.shape, k.dtype), ws.empty(v.shape, v.dtype)
     _backward(
-        array(do.contiguous().view(B, T, H, D)),
-        *(array(x.contiguous()) for x in (q, k, v)),
-        array(lse.view(B, H, T)),
-        _documents(documents),
+        _contiguous(do).reshape(B, T, H, D),
+        _contiguous(q),
+        _contiguous(k),
+        _contiguous(v),
+        array(lse).reshape(B, H, T),
+        NO_DOCUMENTS if documents is None else _contiguous(documents),
         np.float32(1 / math.sqrt(D)),
-        *(_scratch(ws, D_ * S_) for _ in range(3)),
-        _scratch(ws, 3, BLOCK * D_),
-        _scratch(ws, 2, BLOCK * S_),
-        *(_scratch(ws, D_ * S_) for _ in range(2)),
-        *(array(x) for x in (dq, dk, dv)),
+        ws.scratch("values", threads, S_ * D_),  # for the keys, as they lie
+        ws.scratch("keys", threads, D_ * S_),
+        ws.scratch("values transposed", threads, D_ * S_),
+        ws.scratch("blocks", threads, 3, BLOCK * D_),
+        ws.scratch("scores", threads, 2, BLOCK * S_),
+        ws.scratch("dkeys", threads, S_ * D_),
+        ws.scratch("dvalues", threads, S_ * D_),
+        array(dq),
+        array(dk),
+        array(dv),
     )
     return dq, dk, dv
 

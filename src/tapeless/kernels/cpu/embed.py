@@ -10,10 +10,9 @@ import torch
 from numba import prange
 from torch import Tensor
 
-from tapeless.kernels.cpu.jit import array, inlined, kernel, wide
+from tapeless.kernels.cpu.jit import array, inlined, kernel, matrix, wide
 from tapeless.kernels.workspace import Workspace
 from tapeless.ops.embed import EmbedSaved
-from tapeless.ops.numerics import rows
 from tapeless.ops.op import Op
 
 COLUMNS = 64  # of a stretch: whole cache lines, also of bfloat16
@@ -52,7 +51,7 @@ def embed_backward(
     dw: Tensor | None,  # (V, C)  accumulated into
 ) -> None:
     if dw is not None:
-        _backward(array(saved.tokens.reshape(-1).contiguous()), array(rows(dy).contiguous()), array(dw))
+        _backward(array(saved.tokens.reshape(-1).contiguous()), matrix(dy), array(dw))
 
 
 def embed(ws: Workspace) -> Op:

@@ -11,10 +11,9 @@ from numba import prange
 from torch import Tensor
 
 from tapeless.kernels.cpu.functions import GELU_C, GELU_K, gelu_tanh, sigmoid, tanh
-from tapeless.kernels.cpu.jit import array, inlined, kernel, put, wide
+from tapeless.kernels.cpu.jit import inlined, kernel, matrix, put, wide
 from tapeless.kernels.workspace import Workspace
 from tapeless.ops.ffn_gate import GatedSaved
-from tapeless.ops.numerics import rows
 from tapeless.ops.op import Op
 from tapeless.ops.pointwise import PointwiseSaved
 
@@ -139,10 +138,6 @@ def _plain_backward(kind, dy, x, dx):  # (N, F) each
             _relu2_row_backward(dy[n], x[n], dx[n])
 
 
-def _array(x: Tensor) -> Any:  # (N, F)
-    return array(rows(x).contiguous())
-
-
 def gated_forward(
     gate_up: Tensor,  # (..., 2F)
     *,
@@ -150,7 +145,7 @@ def gated_forward(
     ws: Workspace,
 ) -> tuple[Tensor, GatedSaved]:  # h (..., F)
     h = ws.empty((*gate_up.shape[:-1], gate_up.shape[-1] // 2), gate_up.dtype)
-    _gated_forward(kind, _array(gate_up), _array(h))
+    _gated_forward(kind, matrix(gate_up), matrix(h))
     return h, GatedSaved(gate_up)
 
 
@@ -162,7 +157,7 @@ def gated_backward(
     ws: Workspace,
 ) -> Tensor:  # dgate_up (..., 2F)
     dgate_up = ws.empty(saved.gate_up.shape, dh.dtype)
-    _gated_backward(kind, _array(dh), _array(saved.gate_up), _array(dgate_up))
+    _gated_backward(kind, matrix(dh), matrix(saved.gate_up), matrix(dgate_up))
     return dgate_up
 
 
@@ -173,7 +168,7 @@ def plain_forward(
     ws: Workspace,
 ) -> tuple[Tensor, PointwiseSaved]:  # y (..., F)
     y = ws.empty(x.shape, x.dtype)
-    _plain_forward(kind, _array(x), _array(y))
+    _plain_forward(kind, matrix(x), matrix(y))
     return y, PointwiseSaved(x)
 
 
@@ -185,7 +180,7 @@ def plain_backward(
     ws: Workspace,
 ) -> Tensor:  # dx (..., F)
     dx = ws.empty(dy.shape, dy.dtype)
-    _plain_backward(kind, _array(dy), _array(saved.x), _array(dx))
+    _plain_backward(kind, matrix(dy), matrix(saved.x), matrix(dx))
     return dx
 
 

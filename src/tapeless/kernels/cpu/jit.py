@@ -70,20 +70,22 @@ inlined = numba.njit(fastmath=FLAGS, **OPTIONS)  # a part of kernels
 exact = numba.njit(fastmath={"contract"}, **OPTIONS)  # likewise, where the order of the operations is the point
 
 
-@numba.njit(fastmath=True, **OPTIONS)
-def largest(x):  # type: ignore[no-untyped-def]  # (n,) float32 or bfloat16
-    """Of the numbers; if there is a NaN among them, anything. A maximum that minds NaN is not vectorised, and the callers' sum of
-    exponentials minds it anyway."""
-    top = np.float32(-np.inf)
-    for i in range(len(x)):
-        value = wide(x[i])
-        top = value if value > top else top
-    return top
-
-
 def array(x: Tensor) -> np.ndarray:
-    """The same memory as numpy sees it."""
-    return (x.view(torch.uint16) if x.dtype == torch.bfloat16 else x).numpy()
+    """The same memory as numpy sees it, bfloat16 as uint16.
+
+    Two calls of torch for each argument of each kernel would take as long as a small kernel: tensors of a workspace and views
+    of the flat buffers keep their array beside them, good as long as their memory is where it was."""
+    held = getattr(x, "as_array", None)
+    if held is not None and held[0] == x.data_ptr():
+        return held[1]
+    seen = (x.view(torch.uint16) if x.dtype == torch.bfloat16 else x.detach()).numpy()
+    if x._base is not None and x.is_floating_point():
+        x.as_array = x.data_ptr(), seen  # type: ignore[attr-defined]
+    return seen
+
+
+def matrix(x: Tensor) -> np.ndarray:  # (..., C) -> (N, C)
+    return array(x if x.is_contiguous() else x.contiguous()).reshape(-1, x.shape[-1])
 
 
 FLOAT, BITS, HALF = ir.FloatType(), ir.IntType(32), ir.IntType(16)

@@ -38,7 +38,7 @@ def add_product(dw: Tensor, a: Tensor, b: Tensor, ws: Workspace) -> None:  # dw 
     else:
         part = ws.empty(dw.shape, a.dtype)
         torch.mm(a, b, out=part)
-        _add(array(dw.view(-1)), array(part.view(-1)))
+        _add(array(dw).reshape(-1), array(part).reshape(-1))
 
 
 def linear_forward(

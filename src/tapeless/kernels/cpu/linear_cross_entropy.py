@@ -15,8 +15,9 @@ from numba import prange
 from torch import Tensor
 
 from tapeless.kernels.cpu.functions import exp, tanh
-from tapeless.kernels.cpu.jit import array, inlined, kernel, largest, put, wide
+from tapeless.kernels.cpu.jit import array, inlined, kernel, put, wide
 from tapeless.kernels.cpu.linear import add_product
+from tapeless.kernels.cpu.rows import largest
 from tapeless.kernels.workspace import Workspace
 from tapeless.ops.cross_entropy import IGNORED, valid_targets
 from tapeless.ops.linear_cross_entropy import LinearCrossEntropySaved

@@ -1,6 +1,6 @@
 """From the fused q, k, v product to the heads that attention reads, one pass each way: split, QK-norm, rotation.
 
-Formulas: ops/qkv_rope.py. Each row of T is one unit of work: all heads of one token.
+Formulas: ops/qkv_rope.py. A unit of work is a stretch of tokens with all their heads.
 Judged by: tests/kernels/test_cpu.py."""
 
 from functools import lru_cache, partial
@@ -11,14 +11,15 @@ import torch
 from numba import prange
 from torch import Tensor
 
-from tapeless.kernels.cpu.jit import array, inlined, kernel, put, wide
+from tapeless.kernels.cpu.jit import array, inlined, kernel, matrix, put, wide
 from tapeless.kernels.workspace import Workspace
 from tapeless.ops.op import Op
 from tapeless.ops.qkv_rope import QKVRopeSaved
 from tapeless.ops.rope import rope_tables
 
-PARTS = 16  # stretches of rows over which the norms' gradients are summed, whatever the number of threads
+PARTS = 16  # stretches of tokens; the norms' gradients are summed by them, whatever the number of threads
 ZERO, ONE = np.float32(0), np.float32(1)
+NO_NORMS = np.empty((0, 0, 0), np.float32)
 
 
 @lru_cache(maxsize=8)
@@ -82,22 +83,23 @@ def _forward(qkv, w, eps, cos, sin, q, k, v, r):
     # r (B, T, H+G), read and written where w is there
     B, T, heads, D = qkv.shape
     H, G = q.shape[1], k.shape[1]
-    for i in prange(B * T):
-        b, t = i // T, i % T
+    for part in prange(PARTS):
         row = np.empty(D, np.float32)
-        for h in range(H + G):
-            _load(qkv[b, t, h], row)
-            if len(w) > 0:
-                r[b, t, h] = ONE / np.float32(sqrt(_dot(row, row) / np.float32(D) + eps))
-                _scale(row, r[b, t, h], w[0] if h < H else w[1])
-            if len(cos) > 0:
-                _rotate(row, cos[t], sin[t])
-            if h < H:
-                _store(row, q[b, h, t])
-            else:
-                _store(row, k[b, h - H, t])
-        for g in range(G):
-            v[b, g, t, :] = qkv[b, t, H + G + g, :]
+        for i in range(B * T * part // PARTS, B * T * (part + 1) // PARTS):
+            b, t = i // T, i % T
+            for h in range(H + G):
+                _load(qkv[b, t, h], row)
+                if len(w) > 0:
+                    r[b, t, h] = ONE / np.float32(sqrt(_dot(row, row) / np.float32(D) + eps))
+                    _scale(row, r[b, t, h], w[0] if h < H else w[1])
+                if len(cos) > 0:
+                    _rotate(row, cos[t], sin[t])
+                if h < H:
+                    _store(row, q[b, h, t])
+                else:
+                    _store(row, k[b, h - H, t])
+            for g in range(G):
+                v[b, g, t, :] = qkv[b, t, H + G + g, :]
 
 
 @inlined
@@ -137,8 +139,10 @@ def _backward(dq, dk, dv, qkv, w, r, cos, sin, dqkv, dw):
                 dqkv[b, t, H + G + g, :] = dv[b, g, t, :]
 
 
-def _norm_weights(wq_norm: Tensor | None, wk_norm: Tensor | None, like: Tensor, D: int) -> np.ndarray:  # (2, D) or (0, D)
-    return array(like.new_empty(0, D) if wq_norm is None or wk_norm is None else torch.stack([wq_norm, wk_norm]))
+def _norm_weights(wq_norm: Tensor | None, wk_norm: Tensor | None, like: Tensor) -> np.ndarray:  # (2, D) or (0, D)
+    if wq_norm is None or wk_norm is None:
+        return array(like).reshape(-1, like.shape[-1])[:0]
+    return np.stack([array(wq_norm), array(wk_norm)])
 
 
 def qkv_rope_forward(
@@ -156,10 +160,9 @@ def qkv_rope_forward(
     (B, T, width), H, G = qkv.shape, num_heads, num_kv_heads
     D = width // (H + 2 * G)
     q, k, v = (ws.empty((B, heads, T, D), qkv.dtype) for heads in (H, G, G))
-    w = _norm_weights(wq_norm, wk_norm, qkv, D)
+    w = _norm_weights(wq_norm, wk_norm, q)
     r = torch.empty(B, T, H + G if len(w) else 0)
-    heads = array(qkv.contiguous().view(B, T, -1, D))
-    _forward(heads, w, np.float32(eps), *_tables(T, D, theta, offset), array(q), array(k), array(v), array(r))
+    _forward(matrix(qkv).reshape(B, T, -1, D), w, np.float32(eps), *_tables(T, D, theta, offset), array(q), array(k), array(v), array(r))
     if not len(w):
         return q, k, v, None
     rq, rk = (part.transpose(1, 2).unsqueeze(-1) for part in r.split([H, G], 2))
@@ -182,18 +185,19 @@ def qkv_rope_backward(
 ) -> Tensor:  # dqkv (B, T, (H+2G)*D)
     (B, H, T, D), G = dq.shape, dk.shape[1]
     dqkv = ws.empty((B, T, (H + 2 * G) * D), dq.dtype)
-    w = _norm_weights(wq_norm, wk_norm, dq, D)
+    w = _norm_weights(wq_norm, wk_norm, dqkv.view(-1, D))
     if saved is None:
-        qkv, r = dq.new_empty(0, 0, 0, 0), torch.empty(0, 0, 0)
+        qkv, r = array(dq)[:0], NO_NORMS
     else:
-        qkv = saved.qkv.contiguous().view(B, T, -1, D)
-        r = torch.cat([saved.rq, saved.rk], 1).squeeze(-1).transpose(1, 2).contiguous()  # (B, T, H+G)
+        qkv = matrix(saved.qkv).reshape(B, T, -1, D)
+        r = array(torch.cat([saved.rq, saved.rk], 1).squeeze(-1).transpose(1, 2).contiguous())  # (B, T, H+G)
     dw = np.zeros((PARTS, 2, D), np.float32)
-    upstream = (array(x.contiguous()) for x in (dq, dk, dv))
-    _backward(*upstream, array(qkv), w, array(r), *_tables(T, D, theta, offset), array(dqkv.view(B, T, -1, D)), dw)
-    for grad, total in zip((dwq_norm, dwk_norm), torch.from_numpy(dw.sum(0)), strict=True):
+    upstream = (array(x if x.is_contiguous() else x.contiguous()) for x in (dq, dk, dv))
+    _backward(*upstream, qkv, w, r, *_tables(T, D, theta, offset), array(dqkv).reshape(B, T, -1, D), dw)
+    for grad, total in zip((dwq_norm, dwk_norm), dw.sum(0), strict=True):
         if grad is not None:
-            grad += total
+            grad_ = array(grad)
+            grad_ += total
     return dqkv
 
 

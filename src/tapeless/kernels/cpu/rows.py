@@ -1,18 +1,21 @@
-"""The softmax of attention, row by row, in whole vectors.
+"""The largest of a row, and the softmax of attention, in whole vectors.
 
 Rows are short and their ends lie anywhere; left to itself LLVM takes what does not fill a vector element by element, which costs
 more than the rest of the row. Here a row is padded to whole vectors, and what is not visible is masked.
+A largest number is not found in vectors at all where NaN must be minded, as elsewhere in the kernels.
 Judged by: tests/kernels/cpu/test_rows.py."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
 from tapeless.kernels.cpu import functions as f
+from tapeless.kernels.cpu.jit import FLOAT, HALF, inlined, wide
 
 from tapeless.kernels.cpu.tile import INDEX, VECTOR, WIDTH, spread
 
@@ -77,6 +80,50 @@ def _reduced(builder: Any, vector: Any, combine: Callable[[Any, Any], Any]) -> A
     return builder.extract_element(vector, ir.IntType(32)(0))
 
 
+def _larger(builder: Any, a: Any, b: Any) -> Any:
+    return builder.select(builder.fcmp_ordered(">", a, b), a, b)
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def _largest_of_vectors(typingctx, x):
+    """Of x (n,), n >= WIDTH; float32 or bfloat16. The last vector is the last WIDTH numbers, some of them seen before."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        array = context.make_array(x)(context, builder, args[0])
+        (n,) = cgutils.unpack_tuple(builder, array.shape)
+        last = builder.sub(n, INDEX(WIDTH))
+
+        def find(offset: Any, seen: Any, carried: Any) -> Any:
+            whole = builder.select(builder.icmp_signed("<", offset, last), offset, last)
+            return [_larger(builder, _widened(builder, array.data, whole), carried[0])]
+
+        (tops,) = _each_vector(builder, n, n, [_constant(-np.inf)], find)
+        return _reduced(builder, tops, lambda a, b: _larger(builder, a, b))
+
+    return types.float32(x), codegen
+
+
+def _widened(builder: Any, start: Any, offset: Any) -> Any:
+    """A vector of float32 from an array of them, or of bfloat16."""
+    pointer = builder.gep(start, [offset])
+    if pointer.type.pointee == FLOAT:
+        return builder.load(builder.bitcast(pointer, VECTOR.as_pointer()), align=4)
+    halves = builder.load(builder.bitcast(pointer, ir.VectorType(HALF, WIDTH).as_pointer()), align=2)
+    bits = builder.shl(builder.zext(halves, INTEGERS), ir.Constant(INTEGERS, [16] * WIDTH))
+    return builder.bitcast(bits, VECTOR)
+
+
+@inlined
+def largest(x):  # (n,) float32 or bfloat16
+    """Of the numbers; if there is a NaN among them, perhaps another: the callers' sum of exponentials minds it anyway."""
+    if len(x) >= WIDTH:
+        return _largest_of_vectors(x)
+    top = np.float32(-np.inf)
+    for i in range(len(x)):
+        top = max(top, wide(x[i]))
+    return top
+
+
 @intrinsic  # type: ignore[untyped-decorator]
 def softmax_row(typingctx, z, at, n, visible):
     """z[at : at + n], n a multiple of WIDTH, becomes exponentials of the first `visible` and zeros; returns their sum and
@@ -87,15 +134,12 @@ def softmax_row(typingctx, z, at, n, visible):
         start = builder.gep(context.make_array(z)(context, builder, args[0]).data, [args[1]])
         zero, lowest = _constant(0), _constant(-3.0e38)
 
-        def larger(a: Any, b: Any) -> Any:
-            return builder.select(builder.fcmp_ordered(">", a, b), a, b)
-
         def find(offset: Any, seen: Any, carried: Any) -> Any:
             value = builder.select(seen, builder.load(_place(builder, start, offset), align=4), lowest)
-            return [larger(value, carried[0])]
+            return [_larger(builder, value, carried[0])]
 
         (tops,) = _each_vector(builder, args[2], args[3], [lowest], find)
-        top = _reduced(builder, tops, larger)
+        top = _reduced(builder, tops, lambda a, b: _larger(builder, a, b))
         shift = spread(builder, top, VECTOR)
 
         def exponentials(offset: Any, seen: Any, carried: Any) -> Any:

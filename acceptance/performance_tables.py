@@ -4,20 +4,21 @@ import json
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
-from tapeless.bench.report import MIB, contender_rows, floor_lines, part_rows, scaling_rows
+from tapeless.bench.report import MIB, contender_rows, floor_rows, part_rows, scaling_rows
 
-BENCH = Path(__file__).resolve().parent.parent / "bench"
-sys.path.append(str(BENCH))
-from run import GENERATION, SCALING, TRAINING  # noqa: E402  the parts, in the order they are published
+sys.path.append(str(Path(__file__).resolve().parent.parent / "bench"))
+from suite import GENERATION, RESULTS, SCALING, TRAINING
 
+WIDTH = 128
 PEERS = ("eager", "compile")  # the ones to beat; transformers is shown beside them
 
 
 def results(parts: Sequence[str]) -> Iterator[dict[str, Any]]:
     for part in parts:
-        file = BENCH / "results" / f"{part}.json"
+        file = RESULTS / f"{part}.json"
         if file.exists():
             yield json.loads(file.read_text())
 
@@ -73,9 +74,8 @@ def models() -> str:
         blocks.append(markdown(contender_rows(result)))
         blocks.append("Peak memory by part, MiB:\n")
         blocks.append(markdown(part_rows(result["contenders"])))
-        blocks += [f"- {line}" for line in floor_lines(result).splitlines()]
-        blocks += [f"- left out: {reason}" for reason in result["left_out"].values()]
-        blocks[-1] += "\n"
+        blocks.append(markdown(floor_rows(result)))
+        blocks += [f"{fill(f'Left out: {reason}', WIDTH)}\n" for reason in result["left_out"].values()]
     return "\n".join(blocks)
 
 

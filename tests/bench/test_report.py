@@ -20,7 +20,7 @@ def measured(contender: str, seconds: float, *, group: int = 0, **more) -> Measu
 
 def training(*found: Measured, **more) -> dict:
     result = {"kind": "training", **described("mine", task(), How(threads=2)), **summary(Comparison([*found])), **more}
-    result["conditions"]["load_average"] = 0.0
+    result["conditions"]["busy"] = 0.0
     return result
 
 
@@ -57,8 +57,8 @@ def test_groups_first_steps_and_what_went_wrong():
 def test_a_busy_machine_is_said():
     result = training(measured("ours", 0.5))
     assert "BUSY" not in text(result)
-    result["conditions"]["load_average"] = 1.0 * result["machine"]["cores"]
-    assert "THE MACHINE WAS BUSY" in text(result)
+    result["conditions"]["busy"] = 0.5
+    assert "THE MACHINE WAS BUSY (50% before)" in text(result)
 
 
 def test_generation():
@@ -91,4 +91,5 @@ def test_the_model_is_in_the_record():
     found = described("mine", task(), How())
     assert found["model"]["hidden_dim"] == SMALL.hidden_dim
     assert {"cpu", "cores", "torch"} <= found["machine"].keys()
-    assert {"threads", "load_average", "device"} <= found["conditions"].keys()
+    assert {"threads", "busy", "device"} <= found["conditions"].keys()
+    assert 0 <= found["conditions"]["busy"] <= 1

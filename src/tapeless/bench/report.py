@@ -8,7 +8,7 @@ from typing import Any
 from tapeless.bench.summary import Row, named
 
 MIB = 2**20
-BUSY = 0.25  # load average for each core
+BUSY = 0.1  # share of all cores that others had
 
 
 def text(result: Row) -> str:
@@ -48,14 +48,13 @@ def heading(result: Row) -> str:
     }[result["kind"]]
     where = now.get("gpu") or f"{m['cores']} cores of {m['cpu']}"
     return (
-        f"{result['name']} ({result['parameters']:,} parameters), {what}\n"
-        f"{where}, {now['threads']} threads, torch {m['torch']}, load average {now['load_average']:.1f} before"
-    ) + ("\nTHE MACHINE WAS BUSY: times are not to be trusted" if busy(result) else "")
+        f"{result['name']} ({result['parameters']:,} parameters), {what}\n{where}, {now['threads']} threads, torch {m['torch']}"
+    ) + (f"\nTHE MACHINE WAS BUSY ({now['busy']:.0%} before): times are not to be trusted" if busy(result) else "")
 
 
 def busy(result: Row) -> bool:
     """Whether something else ran before. Threads that wait for one another then wait for it too: 5 ms may become 400."""
-    return result["conditions"]["load_average"] > BUSY * result["machine"]["cores"]
+    return result["conditions"]["busy"] > BUSY
 
 
 def contender_rows(result: Row) -> list[tuple[str, ...]]:

@@ -38,10 +38,10 @@ def best(result: dict[str, Any], ours: str | None = None, peer: str | None = Non
     return max(hardest, key=lambda pair: pair["ratio"])
 
 
-def milliseconds(result: dict[str, Any], name: str) -> str:
-    """Of one contender; where it was in several groups, in the first of them."""
-    contender, dtype = name.split()
-    row = next(row for row in result["contenders"] if (row["contender"], row["dtype"]) == (contender, dtype))
+def milliseconds(result: dict[str, Any], pair: dict[str, Any], side: str) -> str:
+    """Of one side of a pair, in the group that it was compared in."""
+    wanted = [*pair[side].split(), pair["group"]]
+    row = next(row for row in result["contenders"] if [row["contender"], row["dtype"], row["group"]] == wanted)
     return f"{1e3 * row['median_s']:.4g}"
 
 
@@ -58,7 +58,7 @@ def overview() -> str:
     for last in results(list(TRAINING)):
         pair, alike = best(last), best(last, "float32", "float32")
         name, tokens = f"`{last['name']}`", f"{last['batch_size']}x{last['seq_len']}"
-        times = (pair["peer"], milliseconds(last, pair["peer"]), pair["ours"], milliseconds(last, pair["ours"]))
+        times = [cell for side in ("peer", "ours") for cell in (pair[side], milliseconds(last, pair, side))]
         ratio = f"**{pair['ratio']:.2f}** ({' to '.join(f'{x:.2f}' for x in pair['quartiles'])})"
         rows.append((name, tokens, *times, ratio, f"{pair['memory_ratio']:.2f}", f"{alike['ratio']:.2f}"))
     return markdown(rows) + ("\n" + measured_where(last) if last else "")

@@ -4,12 +4,14 @@ import json
 from dataclasses import replace
 
 import pytest
+import torch
 
 from tapeless.cli.main import main
 from tapeless.config import load_preset
 from tapeless.kernels import choose
 from tapeless.model.params import transformer_specs
 from tapeless.ops.op import Op
+from tapeless.ops.reference import REFERENCE
 
 
 @pytest.mark.parametrize("preset", ["tiny", "qwen3-tiny", "simplelm"])
@@ -43,6 +45,73 @@ def test_a_wrong_gradient_is_named_and_ends_with_3(capsys, monkeypatch):
     assert "autograd twin" in row
     assert "complex step" in row
     assert "checks FAILED" in out
+
+
+@pytest.fixture
+def sets(monkeypatch) -> None:
+    """Two sets of kernels: one is the reference under another name, the other has a gradient that is wrong in bfloat16."""
+    monkeypatch.setattr(choose, "_BACKENDS", dict(choose._BACKENDS))
+    attention = REFERENCE.attention
+
+    def swollen(do, saved):
+        return tuple(1.1 * g if g.dtype == torch.bfloat16 else g for g in attention.backward(do, saved))
+
+    narrow = {"devices": ["cpu"], "dtypes": ["float32", "bfloat16"]}
+    choose.register_ops("copied", REFERENCE, **narrow)
+    choose.register_ops("swollen", replace(REFERENCE, attention=Op(attention.forward, swollen)), **narrow)
+
+
+def test_a_set_of_ops_passes_and_is_named(capsys, sets):
+    assert main(["gradcheck", "--preset", "tiny", "--ops", "copied"]) == 0
+    out = capsys.readouterr().out
+    assert "checks with ops copied on cpu; 26 tensors" in out
+    assert "reference in float32  reference in bfloat16" in out
+    assert [line.split()[0] for line in out.splitlines() if line.startswith("L")] == ["L0", "L1", "L2", "L3", "L4", "L5", "L6"]
+
+
+def test_a_wrong_set_of_ops_ends_with_3(capsys, sets):
+    assert main(["gradcheck", "--preset", "tiny", "--ops", "swollen", "--json"]) == 3
+    report = json.loads(capsys.readouterr().out)
+    assert (report["ops"], report["device"], report["ok"], report["sgd"]) == ("swollen", "cpu", False, None)
+    failed = [finding for finding in report["findings"] if not finding["ok"]]
+    assert {"L1", "L2"} <= {finding["level"] for finding in failed}
+    assert not any("float32" in finding["check"] + finding["oracle"] for finding in failed)
+    assert not next(row for row in report["tensors"] if row["tensor"] == "blocks.1.attn.wq")["ok"]
+    assert any(finding["check"] == "full size, bfloat16" for finding in failed)
+
+
+def test_one_op_of_a_set(capsys, sets):
+    assert main(["gradcheck", "--op", "attention", "--ops", "copied"]) == 0
+    assert "checks of attention with ops copied on cpu: all within bounds" in capsys.readouterr().out
+    assert main(["gradcheck", "--op", "gqa", "--ops", "swollen", "--json"]) == 3
+    report = json.loads(capsys.readouterr().out)
+    assert {finding["oracle"] for finding in report["findings"] if not finding["ok"]} >= {"bfloat16 of the reference"}
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--ops", "coppied"], "unknown set of ops 'coppied'; did you mean 'copied'"),
+        (["--preset", "simplelm", "--ops", "copied"], "which always runs on the reference ops"),
+        (["--op", "softcap", "--ops", "copied"], "softcap is not an op that a set has"),
+        (["--mutants", "--ops", "copied"], "no mutants are known of ops 'copied'"),
+        (["--mutant", "999"], "unknown mutant '999'; of ops reference there are 1, 2"),
+        (["--device", "nowhere"], "device 'nowhere' cannot be used here"),
+    ],
+)
+def test_questions_about_sets_that_have_no_answer(capsys, sets, words, says):
+    assert main(["gradcheck", *words]) == 2
+    assert says in capsys.readouterr().err
+
+
+def test_infinities_of_a_set_are_a_failed_check(capsys, sets):
+    def infinite(x, w, b):
+        y, saved = REFERENCE.linear.forward(x, w, b)
+        return y / 0, saved
+
+    choose.register_ops("infinite", replace(REFERENCE, linear=Op(infinite, REFERENCE.linear.backward)))
+    assert main(["gradcheck", "--preset", "tiny", "--ops", "infinite"]) == 3
+    assert "by finite" in capsys.readouterr().out
 
 
 def test_a_configuration_file_and_flags_over_it(capsys, tmp_path):

@@ -1,5 +1,6 @@
 """The levels pass on the source as it is, and each catches what it should once a mutant is in it."""
 
+import os
 import sys
 from importlib.util import cache_from_source
 from pathlib import Path
@@ -8,6 +9,8 @@ import pytest
 
 from tapeless.errors import TapelessError
 from tapeless.verify.finding import Finding
+from tapeless.verify.fixtures import Setting
+from tapeless.verify.kernel_mutants import KERNEL_MUTANTS, mutants_of
 from tapeless.verify.levels import LEVELS
 from tapeless.verify.mutant_table import LISTED, MUTANTS, PACKAGE, Mutant
 from tapeless.verify.mutants import (
@@ -52,7 +55,7 @@ def tapeless_modules() -> dict[str, object]:
     return {name: module for name, module in sys.modules.items() if name.split(".")[0] == "tapeless"}
 
 
-@pytest.mark.parametrize("mutant", MUTANTS, ids=id_of)
+@pytest.mark.parametrize("mutant", MUTANTS + KERNEL_MUTANTS, ids=id_of)
 def test_old_text_occurs_once_and_the_new_source_compiles(mutant: Mutant) -> None:
     path = PACKAGE / mutant.file
     assert path.read_text(encoding="utf-8").count(mutant.old) == 1
@@ -111,6 +114,45 @@ def test_every_mutant_is_killed_and_nearly_all_by_two_levels() -> None:
     results = run_mutants()
     assert survivors(results) == []
     assert share_killed_twice(results) >= TWO_LEVELS, matrix(results, {})
+
+
+# A set of kernels with a bug, planted in a file that is loaded whenever kernels are judged.
+REGISTERED = """
+from dataclasses import replace as _replace
+from tapeless.kernels.choose import register_ops as _register
+from tapeless.ops.reference import REFERENCE as _R
+_wrong = _R.attention._replace(backward=lambda do, saved: tuple(FACTOR * g for g in _R.attention.backward(do, saved)))
+_register("planted", _replace(_R, attention=_wrong), dtypes=["float32", "bfloat16"])
+"""
+
+
+@pytest.mark.parametrize(("factor", "killers"), [("1.01", {"L0", "L1", "L2"}), ("1.0", set())])
+def test_a_set_of_kernels_is_judged_by_its_own_levels(factor: str, killers: set[str]) -> None:
+    line = 'NARROW = ("float32", "bfloat16")'
+    mutant = Mutant("K", "a factor", "verify/kernel_levels.py", line, line + REGISTERED.replace("FACTOR", factor))
+    result = run_mutant(mutant, ["L0", "L1", "L2", "L6"], Setting("planted"))
+    assert result.killed_by.keys() == killers
+
+
+def test_the_folder_of_a_kernel_says_which_set_it_belongs_to() -> None:
+    files = {"kernels/cpu/attention.py": "cpu", "kernels/choose.py": "reference", "ops/linear.py": "reference"}
+    assert {file: MUTANTS[0]._replace(file=file).ops for file in files} == files
+    assert mutants_of("reference") == MUTANTS
+    assert mutants_of("nobody's") == ()
+
+
+def test_numba_keeps_a_mutant_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = pytest.importorskip("numba").core.config
+    monkeypatch.setenv("NUMBA_CACHE_DIR", "mine")
+    config.reload_config()
+    with mutated(BY_NUMBER["28"]):
+        folder = config.CACHE_DIR
+        assert Path(folder).is_dir()
+        assert folder == os.environ["NUMBA_CACHE_DIR"]
+    assert not Path(folder).exists()
+    assert config.CACHE_DIR == os.environ["NUMBA_CACHE_DIR"] == "mine"
+    monkeypatch.undo()
+    config.reload_config()
 
 
 def test_mutants_are_not_run_against_levels_that_fail_anyway(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -161,24 +161,24 @@ def wrong_at_one_position(dy: Tensor, saved: LinearSaved, *rest: Tensor | None) 
 
 BROKEN = {
     "wrong value": (changed(forward=wrong_value), r"linear\[bias\] y by twin"),
-    "random value": (changed(forward=random_value), "on repetition"),
-    "hidden NaN": (changed(forward=hidden_nan), "hides a NaN in x"),
-    "hidden NaN of dy": (changed(backward=hiding_nan_of_dy), "hides a NaN in dy"),
-    "blind to strides": (changed(forward=blind_to_strides), "of views"),
-    "saves a copy": (changed(forward=saving_a_copy), "another tensor than x"),
+    "random value": (changed(forward=random_value), "y by repetition"),
+    "hidden NaN": (changed(forward=hidden_nan), " x by NaN passes"),
+    "hidden NaN of dy": (changed(backward=hiding_nan_of_dy), "dy by NaN passes"),
+    "blind to strides": (changed(forward=blind_to_strides), "y by strides"),
+    "saves a copy": (changed(forward=saving_a_copy), "x by saved by name is that tensor"),
     "saves a parameter": (
         changed(saving_a_parameter, lambda dy, saved, *rest: LINEAR.backward(dy, LinearSaved(saved.x), *rest)),
-        "saves the parameter w",
+        "w by no parameter saved",
     ),
-    "leaves a tape": (changed(forward=taped), "tape"),
-    "overwrites dw": (changed(backward=overwriting), "dw is not added to"),
-    "writes dy": (changed(backward=writing_dy), "not its own: dy differs"),
-    "writes saved": (changed(backward=writing_saved), "not its own: x differs"),
-    "needs dw": (changed(backward=needing_dw), r"\['w'\] frozen"),
+    "leaves a tape": (changed(forward=taped), "y by no tape"),
+    "overwrites dw": (changed(backward=overwriting), "w by adds"),
+    "writes dy": (changed(backward=writing_dy), "dy by writes to nothing of others"),
+    "writes saved": (changed(backward=writing_saved), "x by writes to nothing of others"),
+    "needs dw": (changed(backward=needing_dw), "b by w frozen"),
     "wrong at T=1": (changed(backward=wrong_at_one_position), "where T=1"),
     "coarse in float32": (changed(forward=coarse(torch.float32, 1e-4)), "y by float32"),
-    "coarse in bfloat16": (changed(forward=coarse(torch.bfloat16, 2e-2)), "bfloat16, against the reference op"),
-    "useless in bfloat16": (changed(forward=coarse(torch.bfloat16, 0.1)), "y in bfloat16"),
+    "coarse in bfloat16": (changed(forward=coarse(torch.bfloat16, 2e-2)), "y by bfloat16 of the reference"),
+    "useless in bfloat16": (changed(forward=coarse(torch.bfloat16, 0.1)), "y by bfloat16:"),
 }
 BIASED = next(case for case in CASES if case.name == "linear[bias]")
 

@@ -19,8 +19,7 @@ from tapeless.kernels.choose import choose
 from tapeless.model.build import AnyModel, build_model
 from tapeless.model.memory import saved_bytes
 from tapeless.model.transformer import Transformer
-from tapeless.optim import make_optimizer
-from tapeless.train.step import train_step
+from tapeless.train.step import optimizer_of, train_step
 
 
 class Contender(Protocol):
@@ -43,8 +42,7 @@ class Ours:
     def __init__(self, task: Task):
         self.task, self.steps = task, 0
         self.model = our_model(task)
-        decay = {spec.name for spec in self.model.store.layout.specs.values() if spec.decay}
-        self.optimizer = make_optimizer(self.model.params, self.model.grads, task.train, decay)
+        self.optimizer = optimizer_of(self.model, task.train)
 
     def prepare(self, step: int) -> None:
         self.steps, self.batch = step, self.task.batch(step)

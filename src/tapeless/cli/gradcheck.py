@@ -5,21 +5,25 @@
     tapeless gradcheck runs/tiny              the model of a run
     tapeless gradcheck --op attention         one op, every variant
     tapeless gradcheck --mutants              plant known bugs, one at a time, and see that each is found
+    tapeless gradcheck --ops NAME             another set of ops, and a model with it; also with --op and --mutants
 
 Exit status: 0 all within bounds, 3 a check failed, 2 the question was wrong."""
 
 import argparse
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tapeless.cli.options import add_model_arguments, chosen
 from tapeless.config import AnyModelConfig
 from tapeless.errors import UsageError
 
+if TYPE_CHECKING:
+    from tapeless.verify.finding import Finding
+    from tapeless.verify.fixtures import Setting
+
 HELP = "prove the gradients of a model by independent oracles"
 FAILED = 3
-PER_TENSOR = ("complex step", "autograd twin")  # the oracles that judge each tensor alone, as columns
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,6 +32,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--op", metavar="NAME", help="check one op instead of a model")
     what.add_argument("--mutant", metavar="NAME", help="plant one bug, by its number or name, and see which levels find it")
     what.add_argument("--mutants", action="store_true", help="plant every known bug and print which levels find it")
+    parser.add_argument("--ops", metavar="NAME", help="judge this set of ops (default reference)")
+    parser.add_argument("--device", metavar="NAME", default="cpu", help="where it runs (default cpu)")
     parser.add_argument("--seed", type=int, default=0, help="seed of the check at full size (default 0)")
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")
     add_model_arguments(parser)
@@ -44,9 +50,20 @@ def run(args: argparse.Namespace) -> int:
     ignored += [f"--{name.removeprefix('model.').replace('_', '-')}" for name in vars(args) if name.startswith("model.")]
     if asked and ignored:
         raise UsageError(f"{asked[0]} says what is checked, so that {ignored[0]} has no meaning; leave it out")
+    args.on = judged_setting(args)
     if args.mutants or args.mutant is not None:
         return check_mutants(args)
     return check_model(args) if args.op is None else check_op(args)
+
+
+def judged_setting(args: argparse.Namespace) -> "Setting":
+    """What is judged, its name resolved: `auto` is whatever it chooses there."""
+    from tapeless.train.runs import usable_device
+    from tapeless.verify.fixtures import Setting
+    from tapeless.verify.kernel_levels import op_set
+
+    on = Setting(args.ops or "reference", usable_device(args.device))
+    return on._replace(ops=op_set(on).name)
 
 
 def model_of(run: Path) -> AnyModelConfig:
@@ -74,17 +91,20 @@ def table(rows: list[tuple[str, ...]]) -> str:
 
 
 def check_model(args: argparse.Namespace) -> int:
+    from tapeless.verify.fixtures import LAW
     from tapeless.verify.gradcheck import gradcheck
+    from tapeless.verify.kernel_gradcheck import gradcheck_ops
 
     name, config = (str(args.run_dir), model_of(args.run_dir)) if args.run_dir else chosen(args)[:2]
-    report = gradcheck(name, config, seed=args.seed, progress=say)
+    options = {"seed": args.seed, "progress": say}
+    report = gradcheck(name, config, **options) if args.on == LAW else gradcheck_ops(name, config, args.on, **options)
     args.status = 0 if report.ok else FAILED  # known before anything is printed, into whatever pipe
     if args.json:
         print(as_json(report.as_json()))
         return 0 if report.ok else FAILED
-    rows: list[tuple[str, ...]] = [("tensor", "shape", "checked as", *PER_TENSOR, "worst at", "")]
+    rows: list[tuple[str, ...]] = [("tensor", "shape", "checked as", *report.per_tensor, "worst at", "")]
     for row in report.tensors:
-        found = [row.by(oracle) for oracle in PER_TENSOR]
+        found = [row.by(oracle) for oracle in report.per_tensor]
         where = next((f.where for f in found if f and f.where is not None), None)
         against = sorted({f.oracle for f in row.judged if not f.ok})
         rows.append(
@@ -98,45 +118,81 @@ def check_model(args: argparse.Namespace) -> int:
             )
         )
     print(table(rows))
-    print(f"\n{len(report.findings)} checks; {len(report.tensors)} tensors at fixture sizes, all of the model {report.scope}")
-    step = report.step
-    print(f"one step downhill: loss {step.before:.6f} -> {step.after:.6f} (the gradient alone predicts {step.predicted:.6f})")
+    sizes = f"{len(report.tensors)} tensors at fixture sizes, all of the model {report.scope}"
+    print(f"\n{len(report.findings)} checks with {report.on}; {sizes}")
+    if report.step is None:
+        print(level_table(report.findings))
+    if step := report.step:
+        print(
+            f"one step downhill: loss {step.before:.6f} -> {step.after:.6f} (the gradient alone predicts {step.predicted:.6f})"
+        )
     for finding in report.failures:
         print(finding)
     print("gradients agree with every oracle" if report.ok else f"{len(report.failures)} checks FAILED")
     return 0 if report.ok else FAILED
 
 
+def level_table(findings: "list[Finding]") -> str:
+    """For each level how much was checked, and what came nearest to its bound."""
+    from tapeless.verify.gradcheck import closeness
+
+    rows: list[tuple[str, ...]] = [("level", "checks", "failed", "of the bound", "nearest to it")]
+    for level in sorted({finding.level for finding in findings}):
+        here = [finding for finding in findings if finding.level == level]
+        worst = max(here, key=closeness)
+        failed = str(sum(not finding.ok for finding in here))
+        rows.append((level, str(len(here)), failed, f"{closeness(worst):.0%}", f"{worst.check} {worst.tensor}, {worst.oracle}"))
+    return table(rows)
+
+
 def check_op(args: argparse.Namespace) -> int:
+    from tapeless.verify.fixtures import LAW
+    from tapeless.verify.kernel_levels import ops_findings
     from tapeless.verify.op_levels import level_1
 
-    findings = list(level_1(args.op))
+    findings = list(level_1(args.op) if args.on == LAW else ops_findings(args.on, args.op))
+    if not findings:
+        raise UsageError(f"{args.op} is not an op that a set has: it is always the reference's")
     failures = [finding for finding in findings if not finding.ok]
     if args.json:
-        print(as_json({"op": args.op, "ok": not failures, "findings": [{**f._asdict(), "ok": f.ok} for f in findings]}))
+        print(
+            as_json(
+                {
+                    "op": args.op,
+                    **args.on._asdict(),
+                    "ok": not failures,
+                    "findings": [{**f._asdict(), "ok": f.ok} for f in findings],
+                }
+            )
+        )
         return FAILED if failures else 0
     rows: list[tuple[str, ...]] = [("check", "gradient", "oracle", "error", "bound", "worst at", "")]
     for f in findings:
         where = "" if f.where is None else str(list(f.where))
         rows.append((f.check, f.tensor, f.oracle, f"{f.error:.1e}", f"{f.bound:.0e}", where, "ok" if f.ok else "FAILED"))
     print(table(rows))
-    print(f"\n{len(findings)} checks of {args.op}: " + (f"{len(failures)} FAILED" if failures else "all within bounds"))
+    print(
+        f"\n{len(findings)} checks of {args.op} with {args.on}: "
+        + (f"{len(failures)} FAILED" if failures else "all within bounds")
+    )
     return FAILED if failures else 0
 
 
 def check_mutants(args: argparse.Namespace) -> int:
     from tapeless.verify.gradcheck import one_thread
     from tapeless.verify.hf_levels import missing
+    from tapeless.verify.kernel_mutants import mutants_of
     from tapeless.verify.levels import LEVELS
-    from tapeless.verify.mutant_table import MUTANTS
     from tapeless.verify.mutants import TWO_LEVELS, MutantResult, run_mutants, share_killed_twice, survivors
 
     reason = missing()
     if reason:
         say(f"L3 is left out: {reason}")
-    names = {mutant.name: mutant.number for mutant in MUTANTS}
+    names = {mutant.name: mutant.number for mutant in mutants_of(args.on.ops)}
+    if not names:
+        raise UsageError(f"no mutants are known of ops {args.on.ops!r}")
     if args.mutant is not None and args.mutant not in [*names, *names.values()]:
-        numbers = f"there are {', '.join(names.values())}"
+        numbers = f"of ops {args.on.ops} there are {', '.join(names.values())}"
         raise UsageError(f"unknown mutant {args.mutant!r}; {numbers}")
 
     def show(result: MutantResult) -> None:
@@ -144,10 +200,10 @@ def check_mutants(args: argparse.Namespace) -> int:
         say(f"{result.number:>4}  {marks}  {result.name}")
 
     with one_thread():
-        results = run_mutants([names.get(args.mutant, args.mutant)] if args.mutant else None, progress=show)
+        results = run_mutants([names.get(args.mutant, args.mutant)] if args.mutant else None, show, args.on)
     alive, twice = survivors(results), share_killed_twice(results)
     if args.json:
-        print(as_json({"mutants": [result._asdict() for result in results]}))
+        print(as_json({**args.on._asdict(), "mutants": [result._asdict() for result in results]}))
     elif args.mutant:
         print("\n".join(results[0].killed_by.values()) or "no level noticed")
     else:

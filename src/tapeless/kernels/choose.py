@@ -1,11 +1,11 @@
 """Which implementation of the ops a model uses. Decided once, here, and logged with its reason; the model never looks at
 the device.
 
-`auto` is the reference set until another is built in. A set asked for by name that cannot run there is an error, never
-a silent fallback."""
+`auto` takes the built-in kernels for the device where they can run, else the reference set, and says why. A set asked for by
+name that cannot run there is an error, never a silent fallback."""
 
 import logging
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -20,7 +20,7 @@ log = logging.getLogger("tapeless")
 
 
 class Backend(NamedTuple):
-    ops: OpSet
+    build: Callable[[], OpSet]  # a model's own set: it may hold buffers
     devices: Collection[str] | None  # torch device types it runs on; None: any
     dtypes: Collection[str] | None  # names of dtypes it computes in; None: any
 
@@ -30,7 +30,21 @@ class Choice(NamedTuple):
     reason: str
 
 
-_BACKENDS: dict[str, Backend] = {"reference": Backend(REFERENCE, None, None)}
+def _cpu_ops() -> OpSet:
+    try:
+        from tapeless.kernels.cpu.jit import announce_first_use
+        from tapeless.kernels.cpu.ops import cpu_ops
+    except ImportError as error:
+        raise MissingError(f"ops 'cpu' are compiled by numba, which cannot be imported: {error}") from error
+    announce_first_use()
+    return cpu_ops()
+
+
+_BACKENDS: dict[str, Backend] = {
+    "reference": Backend(lambda: REFERENCE, None, None),
+    "cpu": Backend(_cpu_ops, ("cpu",), ("float32", "bfloat16")),
+}
+_AUTOMATIC = {"cpu": "cpu"}  # device type -> the set that `auto` takes there
 
 
 def register_ops(
@@ -41,19 +55,34 @@ def register_ops(
         raise ConfigError(f"devices and dtypes are collections of names, such as ['cpu'], got {devices!r} and {dtypes!r}")
     if name == "auto" or name in _BACKENDS:
         raise ConfigError(f"a set of ops named {name!r} is already there; choose another name")
-    _BACKENDS[name] = Backend(replace(ops, name=name), devices, dtypes)
+    named = replace(ops, name=name)
+    _BACKENDS[name] = Backend(lambda: named, devices, dtypes)
+
+
+def build(name: str, device: torch.device, dtype: str) -> OpSet:
+    backend = _BACKENDS[name]
+    for what, have, can in (("device", device.type, backend.devices), ("dtype", dtype, backend.dtypes)):
+        if can is not None and have not in can:
+            raise MissingError(f"ops {name!r} cannot run with {what} {have}; it has {', '.join(sorted(can))}")
+    return backend.build()
 
 
 def choose(request: str, device: torch.device, dtype: str) -> Choice:
     if request == "auto":
-        choice = Choice(REFERENCE, f"plain torch, the only built-in set for {device.type} in {dtype}")
+        choice = _automatic(device, dtype)
     elif request not in _BACKENDS:
         raise ConfigError(f"unknown set of ops {request!r}; {nearest(request, ['auto', *_BACKENDS])}")
     else:
-        backend = _BACKENDS[request]
-        for what, have, can in (("device", device.type, backend.devices), ("dtype", dtype, backend.dtypes)):
-            if can is not None and have not in can:
-                raise MissingError(f"ops {request!r} cannot run with {what} {have}; it has {', '.join(sorted(can))}")
-        choice = Choice(backend.ops, "asked for by name")
+        choice = Choice(build(request, device, dtype), "asked for by name")
     log.info("ops: %s (%s)", choice.ops.name, choice.reason)
     return choice
+
+
+def _automatic(device: torch.device, dtype: str) -> Choice:
+    name = _AUTOMATIC.get(device.type)
+    if name is None:
+        return Choice(REFERENCE, f"plain torch: there are no built-in kernels for {device.type}")
+    try:
+        return Choice(build(name, device, dtype), f"the built-in kernels for {device.type} in {dtype}")
+    except MissingError as error:
+        return Choice(REFERENCE, f"plain torch: {error}")

@@ -136,7 +136,7 @@ class ParamStore:
             self.compute_flat = self.flat if compute == master else torch.zeros_like(self.flat, dtype=compute)
         self.params: Mapping[str, Tensor] = MappingProxyType(layout.views(self.flat))
         self.grads: Mapping[str, Tensor] = MappingProxyType(layout.views(self.flat_grads))
-        self._copied_version = -1
+        self._copied_version, self._trusted = -1, False
 
     @property
     def version(self) -> int:
@@ -150,11 +150,21 @@ class ParamStore:
 
     def refresh(self, *, only_if_counted: bool = False) -> None:
         """Bring the compute copy up to date. Some writers, torch's fused optimizers among them, go around the count of
-        writes, so the copy is made anew each time, unless the caller decodes token by token and says so."""
-        if self.compute_flat is self.flat or (only_if_counted and self.version == self._copied_version):
+        writes, so the copy is made anew each time, unless the last writer made it itself (`copied`), or the caller decodes
+        token by token and says so."""
+        if self.compute_flat is self.flat or (self.version == self._copied_version and (only_if_counted or self._trusted)):
             return
         self.compute_flat.copy_(self.flat)
-        self._copied_version = self.version
+        self._copied_version, self._trusted = self.version, False
+
+    @property
+    def copy(self) -> Tensor | None:  # (n,)
+        """The compute copy, where there is one, for an optimizer that writes it along with the parameters."""
+        return None if self.compute_flat is self.flat else self.compute_flat
+
+    def copied(self) -> None:
+        """The optimizer has written `copy` too, and counts its writes."""
+        self._copied_version, self._trusted = self.version, True
 
     def raise_if_non_finite(self) -> None:
         """Name the first parameter that holds NaN or infinity, where there is one."""

@@ -19,6 +19,7 @@ from tapeless.ops.embed import EMBED
 from tapeless.ops.layer_norm import LAYER_NORM
 from tapeless.ops.linear import LINEAR
 from tapeless.ops.pointwise import GELU
+from tapeless.ops.reference import REFERENCE
 
 
 class SimpleLM:
@@ -33,6 +34,7 @@ class SimpleLM:
     ):
         V, C, F = config.vocab_size, config.hidden_dim, config.intermediate_dim
         self.config, self.seed, self.dtype, self.device = config, seed, dtype, torch.device(device)
+        self.ops = REFERENCE  # whose ops the chain below names one by one
         self.chain = Chain(
             layer("embed", EMBED, w=(V, C)),
             layer("norm", LAYER_NORM, w=(C,), b=(C,), eps=config.norm_eps),
@@ -79,6 +81,16 @@ class SimpleLM:
         logits = self.logits(tokens, keep=True)
         loss, saved = CROSS_ENTROPY.forward(logits, targets, num_targets=num_targets)
         self._kept = (logits.shape, saved, num_targets)
+        return loss
+
+    def forward_backward(
+        self,
+        tokens: Tensor,  # (B, T) int64
+        targets: Tensor,  # (B, T) int64; -100 is ignored
+        **options: Any,
+    ) -> Tensor:  # loss ()
+        loss = self.forward(tokens, targets, **options)
+        self.backward()
         return loss
 
     def backward(

@@ -19,6 +19,7 @@ from tapeless.model.decode import KVCache
 from tapeless.model.init import initialize
 from tapeless.model.params import FlatLayout, ParamStore, count_params, transformer_specs
 from tapeless.model.sublayers import RECOMPUTE, BlockParams, Call, Dropout, Params, drop_backward, drop_forward
+from tapeless.ops.op import loss_with_gradient
 from tapeless.ops.positions import POSITIONS
 from tapeless.ops.softcap import SOFTCAP
 
@@ -153,6 +154,29 @@ class Transformer:
         self._kept = kept._replace(head=head, loss_options=options, inputs=counted(tokens, targets, documents))
         return loss
 
+    def forward_backward(
+        self,
+        tokens: Tensor,  # (B, T) int64
+        targets: Tensor,  # (B, T) int64; -100 is ignored
+        *,
+        num_targets: int | None = None,
+        step: int | None = None,
+        first_sample: int = 0,
+        documents: Tensor | None = None,  # (B, T) int64
+        on_grads_ready: Callable[[Tensor], None] | None = None,
+    ) -> Tensor:  # loss ()
+        """forward and then backward, as one call: a kernel can then make the head's gradient while its logits are there."""
+        self._kept = None
+        self._check(tokens, targets, documents)
+        n, kept = self._trunk(tokens, self._call(documents, self._dropout(step, first_sample)), keep=True)
+        self._finite(n)
+        head, options = self.ops.linear_cross_entropy, self._loss_options(num_targets)
+        loss, dn = loss_with_gradient(head, n, targets, self._p.head, self._g.head, **options)
+        self._finite(loss)
+        del n
+        self._trunk_backward(dn, kept, on_grads_ready)
+        return loss
+
     def loss(
         self,
         tokens: Tensor,  # (B, T) int64
@@ -209,7 +233,7 @@ class Transformer:
 
         on_grads_ready is handed each stretch of the flat gradients as soon as it is complete, the head's first, then block
         by block, the embedding's last: what a reduction over ranks may start on."""
-        kept, ready = self._kept, on_grads_ready or (lambda grads: None)
+        kept = self._kept
         if kept is None:
             raise OrderError(
                 "backward without a forward: call forward(tokens, targets), or logits(tokens, keep=True), before each"
@@ -222,8 +246,11 @@ class Transformer:
         if any(x._version != version for x, version in kept.inputs):
             raise OrderError("tokens, targets or documents were written between forward and backward; run forward again")
         self._kept = None
-        p, g, call, c = self._p, self._g, kept.call, self.config
-        dn = self._head_backward(dlogits, kept)
+        self._trunk_backward(self._head_backward(dlogits, kept), kept, on_grads_ready)
+
+    def _trunk_backward(self, dn: Tensor, kept: Kept, on_grads_ready: Callable[[Tensor], None] | None) -> None:
+        """The mirror image of `_trunk`, from the gradient of its output on: dn (B, T, C)."""
+        p, g, call, c, ready = self._p, self._g, kept.call, self.config, on_grads_ready or (lambda grads: None)
         dx = self.ops.add_norm[c.norm].backward(None, dn, kept.final_norm, *p.final_norm, *g.final_norm)
         ready(self._grad_parts["head"])
         for i in reversed(range(c.num_layers)):

@@ -43,15 +43,19 @@ def _scores(q: Tensor, k: Tensor, documents: Tensor | None) -> Tensor:  # z (B, 
     return (q @ k.transpose(-1, -2) / math.sqrt(D)).masked_fill(hidden, -torch.inf)
 
 
+def require_matching_documents(documents: Tensor | None, q: Tensor, k: Tensor) -> None:
+    B, T, S = q.shape[0], q.shape[2], k.shape[2]
+    if documents is not None and (S != T or documents.shape != (B, T)):
+        raise InputError(f"documents {tuple(documents.shape)} must have the shape {(B, T)} of the queries, with as many keys")
+
+
 def attention_forward(
     q: Tensor,  # (B, H, T, D)
     k: Tensor,  # (B, G, S, D)  S >= T; S > T when earlier keys come from a kv_cache
     v: Tensor,  # (B, G, S, D)
     documents: Tensor | None = None,  # (B, T) int64: which document each position belongs to; needs S = T
 ) -> tuple[Tensor, AttentionSaved]:  # o (B, T, H*D)
-    B, T, S = q.shape[0], q.shape[2], k.shape[2]
-    if documents is not None and (S != T or documents.shape != (B, T)):
-        raise InputError(f"documents {tuple(documents.shape)} must have the shape {(B, T)} of the queries, with as many keys")
+    require_matching_documents(documents, q, k)
     qg, kg, vg = _grouped(q, k, v)
     z = _scores(qg, kg, documents)
     lse = logsumexp(z)

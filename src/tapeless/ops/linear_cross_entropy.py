@@ -3,7 +3,7 @@
     logits = x w'         loss = cross_entropy(logits, targets)
 Backward, for each block of rows, its logits computed again:
     dlogits = cross_entropy backward       dx = dlogits w       dw += dlogits' x
-Saved: x, targets and lse. The block is sized so that its logits are CHUNK elements whatever V is.
+Saved: x, targets and lse. The block is sized so that its logits are `chunk` elements whatever V is.
 Judged by: tests/ops/test_linear_cross_entropy.py."""
 
 from typing import NamedTuple
@@ -29,8 +29,8 @@ class LinearCrossEntropySaved(NamedTuple):
     lse: Tensor  # (N, 1)  accumulation dtype
 
 
-def chunk_rows(V: int) -> int:
-    return max(1, CHUNK // V)
+def chunk_rows(V: int, chunk: int) -> int:
+    return max(1, chunk // V)
 
 
 def linear_cross_entropy_forward(
@@ -42,17 +42,18 @@ def linear_cross_entropy_forward(
     label_smoothing: float = 0.0,
     z_loss: float = 0.0,
     softcap: float = 0.0,
+    chunk: int = CHUNK,
 ) -> tuple[Tensor, LinearCrossEntropySaved]:  # loss ()
     count = num_targets or valid_targets(targets)
     loss = torch.zeros((), dtype=accumulation_dtype(x), device=x.device)
     lse = []
-    n = chunk_rows(w.shape[0])
+    n = chunk_rows(w.shape[0], chunk)
     for xc, tc in zip(rows(x).split(n), targets.reshape(-1).split(n), strict=True):
-        chunk_loss, chunk = cross_entropy_forward(
+        loss_c, saved_c = cross_entropy_forward(
             xc @ w.t(), tc, num_targets=count, label_smoothing=label_smoothing, z_loss=z_loss, softcap=softcap
         )
-        loss += chunk_loss
-        lse.append(chunk.lse)
+        loss += loss_c
+        lse.append(saved_c.lse)
     return loss, LinearCrossEntropySaved(x, targets, torch.cat(lse))
 
 
@@ -66,11 +67,12 @@ def linear_cross_entropy_backward(
     label_smoothing: float = 0.0,
     z_loss: float = 0.0,
     softcap: float = 0.0,
+    chunk: int = CHUNK,
 ) -> Tensor:  # dx (..., C)
     x, targets, lse = saved
     count = num_targets or valid_targets(targets)
     dx = torch.empty_like(rows(x))
-    n = chunk_rows(w.shape[0])
+    n = chunk_rows(w.shape[0], chunk)
     chunks = zip(rows(x).split(n), targets.reshape(-1).split(n), lse.split(n), dx.split(n), strict=True)
     for xc, tc, lse_c, dx_c in chunks:
         dlogits = cross_entropy_backward(

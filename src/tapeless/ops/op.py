@@ -15,6 +15,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
+from torch import Tensor
+
 Saved = TypeVar("Saved")
 
 
@@ -23,6 +25,7 @@ class Op(NamedTuple):
 
     forward: Callable[..., Any]
     backward: Callable[..., Any]
+    both: Callable[..., Any] | None = None  # a loss and its gradient at once, as `loss_with_gradient` calls it
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,23 @@ class OpSet:
     ffn_gate: Mapping[str, Op]  # by ModelConfig.ffn
     linear_cross_entropy: Op
     dropout: Op  # saves nothing: a mask is hashed again from its key
+    adam_update: Callable[..., None] | None = None  # the optimizer's two passes; None: optim/adam.py and optim/clip.py
+    grad_norm: Callable[[Tensor], Tensor] | None = None
+
+
+def loss_with_gradient(
+    op: Op,
+    x: Tensor,  # (..., C)
+    targets: Tensor,  # (...) int64
+    w: Tensor,  # (V, C)
+    dw: Tensor | None,  # (V, C)  accumulated into
+    **options: Any,
+) -> tuple[Tensor, Tensor]:  # loss (), dx (..., C)
+    """A loss and its gradient, in one go where the op can: it then has no need to make its logits twice."""
+    if op.both is not None:
+        return op.both(x, targets, w, dw, **options)
+    loss, saved = op.forward(x, targets, w, **options)
+    return loss, op.backward(1.0, saved, w, dw, **options)
 
 
 def without(saved: Saved, *names: str) -> Saved:

@@ -1,6 +1,7 @@
 """Optimizers on flat buffers: one pass over all parameters, not one per tensor."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
 
 from torch import Tensor
 
@@ -12,11 +13,16 @@ from tapeless.optim.sgd import SGD as SGD
 
 
 def make_optimizer(
-    params: Mapping[str, Tensor], grads: Mapping[str, Tensor], config: TrainConfig, decay: Collection[str]
+    params: Mapping[str, Tensor],
+    grads: Mapping[str, Tensor],
+    config: TrainConfig,
+    decay: Collection[str],
+    fused: Callable[..., None] | None = None,
 ) -> FlatOptimizer:
-    """The optimizer that a configuration describes; `decay` names the parameters that weight decay applies to."""
+    """The optimizer that a configuration describes; `decay` names the parameters that weight decay applies to, `fused` is
+    AdamW's step as one kernel, where the model's ops have one."""
     c = config
     if c.optimizer == "sgd":
         return SGD(params, grads, lr=c.lr, momentum=c.momentum, nesterov=c.nesterov, weight_decay=c.weight_decay, decay=decay)
-    kind = AdamW if c.optimizer == "adamw" else Adam
-    return kind(params, grads, lr=c.lr, beta1=c.beta1, beta2=c.beta2, eps=c.eps, weight_decay=c.weight_decay, decay=decay)
+    options: Any = {"lr": c.lr, "beta1": c.beta1, "beta2": c.beta2, "eps": c.eps, "weight_decay": c.weight_decay, "decay": decay}
+    return AdamW(params, grads, fused=fused, **options) if c.optimizer == "adamw" else Adam(params, grads, **options)

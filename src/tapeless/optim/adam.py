@@ -7,12 +7,17 @@ instead, p = p (1 - lr wd), before the step. Either way only what `decay` names:
 Judged by: tests/optim/test_adam.py, step by step against torch.optim in float64."""
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
 
+import torch
 from torch import Tensor
 
 from tapeless.errors import ConfigError
 from tapeless.optim.flat import FlatOptimizer
+
+
+PIECE = 2**14  # elements
 
 
 class Adam(FlatOptimizer):
@@ -35,7 +40,7 @@ class Adam(FlatOptimizer):
         super().__init__(params, grads, lr=lr, weight_decay=weight_decay, decay=decay)
         self.beta1, self.beta2, self.eps = beta1, beta2, eps
 
-    def step(self) -> None:
+    def _update(self) -> None:
         g = self._decay()
         self.t += 1
         p, m, v = self.params, self.state["exp_avg"], self.state["exp_avg_sq"]
@@ -49,6 +54,50 @@ class Adam(FlatOptimizer):
 
 
 class AdamW(Adam):
+    def __init__(
+        self,
+        params: Mapping[str, Tensor],
+        grads: Mapping[str, Tensor],
+        *,
+        fused: Callable[..., None] | None = None,
+        **options: Any,
+    ):
+        """fused: a kernel that does a whole step in one pass (OpSet.adam_update)."""
+        super().__init__(params, grads, **options)
+        self._fused = fused
+        self._pieces = pieces(self._stretches, len(self.params)).contiguous()
+
+    def step(self, *, scale: float = 1.0, copy: Tensor | None = None) -> None:
+        if self._fused is None:
+            super().step(scale=scale, copy=copy)
+            return
+        self.t += 1
+        self._fused(
+            self.params,
+            self.grads,
+            self.state["exp_avg"],
+            self.state["exp_avg_sq"],
+            copy,
+            self._pieces,
+            t=self.t,
+            lr=self.lr,
+            beta1=self.beta1,
+            beta2=self.beta2,
+            eps=self.eps,
+            weight_decay=self.weight_decay,
+            scale=scale,
+        )
+
     def _decay(self) -> Tensor:
         self._shrink()
         return self.grads
+
+
+def pieces(decayed: Sequence[slice], numel: int) -> Tensor:  # (k, 3) int64: from, to, whether it decays
+    """The flat buffer cut at the borders of what decays, and into parts that threads can share."""
+    table, end = [], 0
+    for stretch in [*decayed, slice(numel, numel)]:
+        for first, last, decays in ((end, stretch.start, 0), (stretch.start, stretch.stop, 1)):
+            table += [(i, min(i + PIECE, last), decays) for i in range(first, last, PIECE)]
+        end = stretch.stop
+    return torch.tensor(table, dtype=torch.int64).view(-1, 3)

@@ -27,6 +27,11 @@ def clip_grads(
     limit: float,  # 0: no clipping
 ) -> float:  # the norm before
     norm = float(grad_norm(grads))
-    if 0 < limit < norm < math.inf:
-        grads *= limit / norm
+    if clip_scale(norm, limit) != 1:
+        grads *= clip_scale(norm, limit)
     return norm
+
+
+def clip_scale(norm: float, limit: float) -> float:
+    """What the gradients are multiplied by."""
+    return limit / norm if 0 < limit < norm < math.inf else 1.0

@@ -65,9 +65,23 @@ class FlatOptimizer(ABC):
         self._stretches = decayed_stretches(params, self.decay) if weight_decay else []
         self._views = params
 
+    def step(
+        self,
+        *,
+        scale: float = 1.0,
+        copy: Tensor | None = None,  # (n,)
+    ) -> None:
+        """Update the parameters by `scale` times the gradients, with self.lr. copy: receives the parameters in its own dtype.
+        A scale other than 1 may be multiplied into the gradients where they lie."""
+        if scale != 1:
+            self.grads *= scale
+        self._update()
+        if copy is not None:
+            copy.copy_(self.params)
+
     @abstractmethod
-    def step(self) -> None:
-        """Update the parameters by the gradients, with self.lr. The gradients stay as they are."""
+    def _update(self) -> None:
+        """One step by the gradients as they are."""
 
     def _shrink(self) -> None:
         """Decoupled decay: p (1 - lr wd)."""

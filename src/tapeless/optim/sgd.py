@@ -32,7 +32,7 @@ class SGD(FlatOptimizer):
         super().__init__(params, grads, lr=lr, weight_decay=weight_decay, decay=decay)
         self.momentum, self.nesterov = momentum, nesterov
 
-    def step(self) -> None:
+    def _update(self) -> None:
         d, u = self._coupled_grads(), self.state["momentum"]
         self.t += 1
         u.mul_(self.momentum).add_(d)  # u starts at zero, so the first step gives u = d

@@ -10,16 +10,24 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from tapeless.config import TrainConfig
 from tapeless.errors import InputError, NonFiniteError
 from tapeless.model.build import AnyModel
 from tapeless.ops.cross_entropy import valid_targets
-from tapeless.optim.clip import clip_grads
+from tapeless.optim import make_optimizer
+from tapeless.optim.clip import clip_scale, grad_norm
 from tapeless.optim.flat import FlatOptimizer
 
 
 class StepResult(NamedTuple):
     loss: float
     grad_norm: float  # before clipping
+
+
+def optimizer_of(model: AnyModel, config: TrainConfig) -> FlatOptimizer:
+    """The optimizer that a configuration describes, with the model's own kernels where its ops have them."""
+    decay = {spec.name for spec in model.store.layout.specs.values() if spec.decay}
+    return make_optimizer(model.params, model.grads, config, decay, fused=model.ops.adam_update)
 
 
 def accumulate_gradients(
@@ -39,8 +47,7 @@ def accumulate_gradients(
     model.zero_grads()
     losses = []
     for i, (x, y) in enumerate(zip(tokens.split(rows), targets.split(rows), strict=True)):
-        losses.append(model.forward(x, y, num_targets=num_targets, step=step, first_sample=first_sample + i * rows))
-        model.backward()
+        losses.append(model.forward_backward(x, y, num_targets=num_targets, step=step, first_sample=first_sample + i * rows))
     return float(sum(losses))
 
 
@@ -57,9 +64,10 @@ def train_step(
     first_sample: int,
 ) -> StepResult:
     loss = accumulate_gradients(model, tokens, targets, grad_accum=grad_accum, step=step, first_sample=first_sample)
-    norm = float(clip_grads(model.store.flat_grads, grad_clip))
+    norm = float((model.ops.grad_norm or grad_norm)(model.store.flat_grads))
     if not (math.isfinite(loss) and math.isfinite(norm)):
         raise NonFiniteError(f"step {step + 1}: loss {loss}, gradient norm {norm}; nothing was updated: try a smaller lr")
     optimizer.lr = lr
-    optimizer.step()
+    optimizer.step(scale=clip_scale(norm, grad_clip), copy=model.store.copy)
+    model.store.copied()
     return StepResult(loss, norm)

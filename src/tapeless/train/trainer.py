@@ -25,13 +25,12 @@ from tapeless.data.prepare import Dataset
 from tapeless.errors import ConfigError, DamagedError, NonFiniteError
 from tapeless.generate.engine import generate
 from tapeless.model.build import AnyModel
-from tapeless.optim import make_optimizer
 from tapeless.optim.schedule import learning_rate
 from tapeless.train.checkpoint import Checkpoint, checkpoints, point_to, pointed, restore, save_checkpoint
 from tapeless.train.evaluate import Evaluation, evaluate
 from tapeless.train.rotation import is_new_best, mark_best, rotate
 from tapeless.train.run_dir import RunDir
-from tapeless.train.step import train_step
+from tapeless.train.step import optimizer_of, train_step
 
 DEFAULT_STEPS = 1000
 WARMUP_SHARE, WARMUP_MOST = 0.05, 100
@@ -76,8 +75,7 @@ class Trainer:
         self.seq_len: int = config.seq_len or default_seq_len(model.config)
         self.loader = Loader(data.train, self.seq_len, config.batch_size * config.grad_accum, config.seed)
         self.validation = validation_windows(data.val, self.seq_len, config.eval_windows)
-        decay = {spec.name for spec in model.store.layout.specs.values() if spec.decay}
-        self.optimizer = make_optimizer(model.params, model.grads, config, decay)
+        self.optimizer = optimizer_of(model, config)
         self.steps = self.samples = self.tokens = 0  # taken and seen so far
         self.best_val_loss: float | None = None
         self.best_step: int | None = None

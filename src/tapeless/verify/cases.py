@@ -1,10 +1,11 @@
 """Every op in every variant that matters, with the inputs that expose it and the twin that judges it.
 
 A case is named `op file[variant]`. Its op can be replaced (`dataclasses.replace(case, op=…)`, or `cases_of` for a whole set):
-the same cases, oracles and bounds judge every kernel."""
+the same cases and bounds judge every kernel, at whatever sizes it has branches for (`case.at`)."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,7 +13,6 @@ from torch import Tensor
 
 from tapeless.config import nearest
 from tapeless.errors import ConfigError
-from tapeless.ops import linear_cross_entropy
 from tapeless.ops.add_norm import ADD_LAYER_NORM, ADD_RMS_NORM
 from tapeless.ops.attention import ATTENTION
 from tapeless.ops.broadcast import ADD, MUL
@@ -38,13 +38,17 @@ from tapeless.verify import op_twins as twins
 from tapeless.verify.oracles import Function, Point
 
 Gradients = dict[str, Tensor]  # by the name of the input: the gradient of x is at x
+SHAPE = fixtures.Shape()
+# The reference op in blocks of three rows: a tiny fixture has several, and a last one that is shorter. A kernel has blocks of
+# its own; kernel_shapes.py has rows enough for them.
+IN_CHUNKS = Op(*(partial(run, chunk=3 * SHAPE.V) for run in LINEAR_CROSS_ENTROPY[:2]))
 
 
 @dataclass(frozen=True)
 class OpCase:
     name: str
     op: Op
-    build: Callable[[torch.Generator, int], dict[str, Tensor]]  # a builder of op_fixtures.py; an input it leaves out is None
+    build: Callable[[torch.Generator, fixtures.Shape], dict[str, Tensor]]  # of op_fixtures.py; what it leaves out is None
     twin: Callable[..., Any]  # the independent formula, called with inputs and scalars by name
     activations: tuple[str, ...] = ("x",)  # in the order of the forward
     params: tuple[str, ...] = ()
@@ -56,6 +60,8 @@ class OpCase:
     wide: tuple[str, ...] = ()  # results that stay in the accumulation dtype from the inputs on: no bfloat16 rounding in them
     zero_at_one: tuple[str, ...] = ()  # inputs whose gradient is zero by identity where T = 1
     slot: tuple[str, ...] = ()  # where an OpSet keeps this op
+    shape: fixtures.Shape = SHAPE
+    device: str = "cpu"
 
     @property
     def family(self) -> str:
@@ -65,18 +71,27 @@ class OpCase:
     def variants(self) -> list[str]:
         return [variant for variant in self.name.partition("[")[2].rstrip("]").split(",") if variant]
 
-    def inputs(self, seed: int = 0, dtype: torch.dtype = torch.float64, T: int = fixtures.T) -> dict[str, Tensor]:
+    def at(self, **sizes: int) -> "OpCase":
+        """The same case with other sizes."""
+        shape = self.shape._replace(**sizes)
+        heads = {"num_heads": shape.H, "num_kv_heads": shape.G}
+        scalars = {name: heads.get(name, value) for name, value in self.forward_scalars.items()}
+        return replace(self, shape=shape, forward_scalars=scalars)
+
+    def is_zero(self, tensor: str) -> bool:
+        """Whether a gradient is zero by identity at these sizes, so that it has no relative error."""
+        return self.shape.T == 1 and tensor.removeprefix("d") in self.zero_at_one
+
+    def inputs(self, seed: int = 0, dtype: torch.dtype = torch.float64) -> dict[str, Tensor]:
         """The same numbers in any dtype, rounded to it."""
-        built = self.build(torch.Generator().manual_seed(seed), T)
-        return {name: x.to(dtype) if x.is_floating_point() else x for name, x in built.items()}
+        built = self.build(torch.Generator().manual_seed(seed), self.shape)
+        return {name: x.to(self.device, dtype if x.is_floating_point() else None) for name, x in built.items()}
 
     def upstream(self, point: Point, seed: int = 0) -> dict[str, Tensor]:
         """A random gradient for each output that something reads."""
         generator = torch.Generator().manual_seed(1000 + seed)
         outputs, _ = self.forward(point)
-        return {
-            name: fixtures.normal(generator, *y.shape).to(y.dtype) for name, y in outputs.items() if name not in self.unread
-        }
+        return {name: fixtures.normal(generator, *y.shape).to(y) for name, y in outputs.items() if name not in self.unread}
 
     def forward(self, point: Point) -> tuple[dict[str, Tensor], Any]:
         names = (*self.activations, *self.params)
@@ -122,22 +137,6 @@ class OpCase:
 
 def _project(upstream: Point, outputs: Point) -> Tensor:
     return torch.stack([(dy * outputs[name]).sum() for name, dy in upstream.items()]).sum()
-
-
-def _in_chunks(op: Op) -> Op:
-    """The same op in blocks of three rows, so that a tiny fixture has several and a last one that is shorter."""
-
-    def small(run: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any, **scalars: Any) -> Any:
-            whole, linear_cross_entropy.CHUNK = linear_cross_entropy.CHUNK, 3 * fixtures.V
-            try:
-                return run(*args, **scalars)
-            finally:
-                linear_cross_entropy.CHUNK = whole
-
-        return call
-
-    return Op(small(op.forward), small(op.backward))
 
 
 def _simple() -> Iterator[OpCase]:
@@ -237,7 +236,7 @@ def _attention() -> Iterator[OpCase]:
     for name, offset in (("rope", 0), ("rope[offset]", 5)):
         scalars = {"theta": 100.0, "offset": offset}
         yield OpCase(name, ROPE, fixtures.rope, twins.rope, ("x",), scalars=scalars, linear_in=("x",))
-    heads = {"num_heads": fixtures.H, "num_kv_heads": fixtures.G, "eps": fixtures.EPS}
+    heads = {"num_heads": SHAPE.H, "num_kv_heads": SHAPE.G, "eps": fixtures.EPS}
     for variant, build, theta, offset in (
         ("rope", fixtures.qkv, 100.0, 5),
         ("split", fixtures.qkv, None, 0),
@@ -301,8 +300,8 @@ def _losses() -> Iterator[OpCase]:
         )
     for variant, op, options in (
         ("", LINEAR_CROSS_ENTROPY, {}),
-        ("[chunks]", _in_chunks(LINEAR_CROSS_ENTROPY), {}),
-        ("[chunks,smoothing,z,softcap,count]", _in_chunks(LINEAR_CROSS_ENTROPY), {**smoothing, **z, **softcap, **count}),
+        ("[chunks]", IN_CHUNKS, {}),
+        ("[chunks,smoothing,z,softcap,count]", IN_CHUNKS, {**smoothing, **z, **softcap, **count}),
     ):
         yield OpCase(
             f"linear_cross_entropy{variant}",
@@ -332,10 +331,10 @@ def cases(only: str | None = None) -> tuple[OpCase, ...]:
     return chosen
 
 
-def cases_of(ops: OpSet) -> Iterator[OpCase]:
+def cases_of(ops: OpSet, device: str = "cpu", only: str | None = None) -> Iterator[OpCase]:
     """The cases of every op that a set has, with the set's own ops in them."""
-    for case in CASES:
+    for case in cases(only):
         if case.slot:
             name, *kind = case.slot
             op = getattr(ops, name)
-            yield replace(case, op=op[kind[0]] if kind else op)
+            yield replace(case, op=op[kind[0]] if kind else op, device=device)

@@ -39,7 +39,7 @@ def distance(claimed: Tensor, truth: Tensor, floor: float = 0.0) -> Distance:
     if claimed.shape != truth.shape:
         raise ValueError(f"claimed has the shape {tuple(claimed.shape)}, truth {tuple(truth.shape)}")
     wide = torch.complex128 if claimed.is_complex() or truth.is_complex() else torch.float64
-    a, b = claimed.to("cpu", wide), truth.to("cpu", wide)
+    a, b = claimed.detach().to("cpu", wide), truth.detach().to("cpu", wide)
     gap = (a - b).abs()
     gap = torch.where(torch.isnan(gap), torch.inf, gap)
     index = torch.unravel_index(gap.argmax(), gap.shape) if gap.dim() else ()

@@ -18,12 +18,11 @@ from tapeless.ops.reference import REFERENCE
 from tapeless.verify.finding import Finding, distance
 from tapeless.verify.fixtures import batch, loss_with_gradients, move_off_init, shrunk
 from tapeless.verify.full_size import along_directions
-from tapeless.verify.model_judges import zero_by_identity
-from tapeless.verify.tolerances import FIRST_BATCH, KERNEL_BACKWARD, MODEL_BFLOAT16, MODEL_FLOAT32, MODEL_TWIN
+from tapeless.verify.model_judges import kernel_bound, zero_by_identity
+from tapeless.verify.tolerances import FIRST_BATCH
 
 CHECKED = 30_000_000
 ROWS, LENGTH = 2, 32  # of the batch: enough for every op to have something to do
-LEAST = {"float64": MODEL_TWIN, "float32": MODEL_FLOAT32, "bfloat16": MODEL_BFLOAT16}  # errors that any ops may have
 
 
 def first_batch_findings(
@@ -45,7 +44,7 @@ def first_batch_findings(
         plain = _rebuilt(model, device="cpu", ops="reference")
         _run(plain, tokens, targets)
         errors = {name: distance(g, judge.grads[name]).l2 for name, g in plain.grads.items()}
-        bounds = {name: max(KERNEL_BACKWARD * error, LEAST[model.dtype]) for name, error in errors.items()}
+        bounds = {name: kernel_bound(error, model.dtype) for name, error in errors.items()}
     _run(model, tokens, targets)
     zeros = zero_by_identity(model.config, tokens.shape[1])
     for name, g in model.grads.items():

@@ -20,6 +20,19 @@ SEED, STEP, FIRST_SAMPLE = 0, 5, 3  # what drives dropout; the last two are not 
 TINY_TOKEN = 3  # its embedding is so short that eps matters in the first norm
 
 
+class Setting(NamedTuple):
+    """What a model is run with: a set of ops by its name, and where. By default the law, which all others answer to."""
+
+    ops: str = "reference"
+    device: str = "cpu"
+
+    def __str__(self) -> str:
+        return f"ops {self.ops} on {self.device}"
+
+
+LAW = Setting()
+
+
 class Batch(NamedTuple):
     tokens: Tensor  # (B, T) int64
     targets: Tensor  # (B, T) int64
@@ -30,6 +43,10 @@ class Batch(NamedTuple):
         i = list(index)
         return Batch(self.tokens[i], self.targets[i], None if self.documents is None else self.documents[i])
 
+    def to(self, device: str | torch.device) -> "Batch":
+        documents = None if self.documents is None else self.documents.to(device)
+        return Batch(self.tokens.to(device), self.targets.to(device), documents)
+
 
 class ModelCase(NamedTuple):
     """One architecture as the levels judge it."""
@@ -38,6 +55,12 @@ class ModelCase(NamedTuple):
     config: AnyModelConfig
     recompute: str = "none"
     documents: bool = False  # whether its batch is cut into documents
+    on: Setting = LAW
+
+    @property
+    def by_law(self) -> "ModelCase":
+        """The same, with the ops that are the truth."""
+        return self._replace(on=LAW)
 
 
 def shrunk(config: AnyModelConfig) -> AnyModelConfig:
@@ -127,15 +150,23 @@ def batch(vocab_size: int = V, B: int = B, T: int = T, seed: int = 0) -> tuple[T
 def data_of(case: ModelCase) -> Batch:
     """The batch that a case is judged on, its samples cut into documents at 2, at 3, and nowhere."""
     cuts = torch.tensor([[2], [3], [T]])
-    return Batch(*batch(), (torch.arange(T) >= cuts).long() * 256 + 1 if case.documents else None)
+    data = Batch(*batch(), (torch.arange(T) >= cuts).long() * 256 + 1 if case.documents else None)
+    return data.to(case.on.device)
 
 
 def build(case: ModelCase, dtype: str = "float64", recompute: str | None = None) -> AnyModel:
     """The model of a case, moved off its initial values: the same numbers in every dtype."""
-    policy = {} if isinstance(case.config, SimpleLMConfig) else {"recompute": recompute or case.recompute, "ops": "reference"}
-    model = build_model(case.config, seed=SEED, dtype=dtype, initialized=False, **policy)
+    model = blank_model(case.config, dtype, case.on, recompute=recompute or case.recompute)
     move_off_init(model, seed=1)
     return model
+
+
+def blank_model(
+    config: AnyModelConfig, dtype: str, on: Setting = LAW, *, seed: int = SEED, recompute: str = "none"
+) -> AnyModel:
+    """All parameters zero. A SimpleLM has nothing to choose but the device."""
+    choices = {} if isinstance(config, SimpleLMConfig) else {"recompute": recompute, "ops": on.ops}
+    return build_model(config, seed=seed, dtype=dtype, device=on.device, initialized=False, **choices)
 
 
 def move_off_init(model: AnyModel, seed: int) -> None:
@@ -188,5 +219,5 @@ def gradients(model: AnyModel, data: Batch) -> dict[str, Tensor]:
 
 
 def values(model: AnyModel) -> dict[str, Tensor]:
-    """The parameters by name; copies, in float64."""
-    return {name: w.to(torch.float64, copy=True) for name, w in model.params.items()}
+    """The parameters by name; copies, in float64, on the CPU."""
+    return {name: w.to("cpu", torch.float64, copy=True) for name, w in model.params.items()}

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from tapeless.config import AnyModelConfig, ModelConfig, SimpleLMConfig
-from tapeless.model.build import AnyModel, build_model
+from tapeless.model.build import AnyModel
 from tapeless.model.params import count_params, transformer_specs
 from tapeless.verify.finding import Finding
-from tapeless.verify.fixtures import batch, loss_with_gradients, move_off_init
+from tapeless.verify.fixtures import batch, blank_model, loss_with_gradients, move_off_init
 from tapeless.verify.oracles import COMPLEX_H, directional_error, directions
 from tapeless.verify.tolerances import COMPLEX_STEP, DOWNHILL, UNDERPOWERED
 
@@ -59,7 +59,7 @@ def full_size_findings(config: AnyModelConfig, seed: int = 0) -> tuple[list[Find
     B, T = TOKENS
     T = min(T, config.max_seq_len) if isinstance(config, ModelConfig) else T
     tokens, targets = batch(config.vocab_size, B, T, seed)
-    model = build_model(config, seed=seed, dtype="float64", initialized=False)
+    model = blank_model(config, "float64", seed=seed)
     move_off_init(model, seed)
     before = float(loss_with_gradients(model, tokens, targets))
     bad = [name for name, g in model.grads.items() if not torch.isfinite(g).all()]
@@ -79,7 +79,7 @@ def along_directions(
     seed: int = 0,
 ) -> Iterator[Finding]:
     """Its gradients along three directions through all parameters, against the complex step."""
-    lifted = build_model(model.config, seed=model.seed, dtype="complex128", initialized=False)
+    lifted = blank_model(model.config, "complex128", seed=model.seed)
     lifted.store.flat.copy_(model.store.flat)
     for kind, direction in directions(model.grads, torch.Generator().manual_seed(seed)):
         derivative = _complex_step(lifted, direction, tokens, targets)

@@ -5,7 +5,7 @@ directions go through the whole model, and one step downhill must lower the loss
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -15,12 +15,13 @@ from tapeless.config import AnyModelConfig, ModelConfig
 from tapeless.model.build import build_model
 from tapeless.model.params import transformer_specs
 from tapeless.verify.finding import Finding
-from tapeless.verify.fixtures import ModelCase, shrunk
+from tapeless.verify.fixtures import LAW, ModelCase, Setting, shrunk
 from tapeless.verify.full_size import Step, feasible, full_size_findings
 from tapeless.verify.model_judges import by_precision
 from tapeless.verify.model_levels import by_recompute, check_model
 
 Progress = Callable[[str], None]
+PER_TENSOR = ("complex step", "autograd twin")
 ROUNDING_LAYERS = 2
 
 
@@ -43,11 +44,13 @@ class TensorRow(NamedTuple):
 
 class Report(NamedTuple):
     name: str
+    on: Setting
     parameters: int
     tensors: list[TensorRow]
     findings: list[Finding]
     scope: str  # what was checked at real widths
-    step: Step
+    step: Step | None  # None under kernels, whose gradients are compared instead
+    per_tensor: tuple[str, ...] = PER_TENSOR  # the oracles that judge each tensor alone
 
     @property
     def failures(self) -> list[Finding]:
@@ -60,6 +63,7 @@ class Report(NamedTuple):
     def as_json(self) -> dict[str, Any]:
         return {
             "name": self.name,
+            **self.on._asdict(),
             "ok": self.ok,
             "parameters": self.parameters,
             "scope": self.scope,
@@ -67,7 +71,7 @@ class Report(NamedTuple):
                 {"tensor": row.tensor, "shape": row.shape, "checks": len(row.judged), "ok": row.ok} for row in self.tensors
             ],
             "findings": [{**finding._asdict(), "ok": finding.ok} for finding in self.findings],
-            "sgd": self.step._asdict(),
+            "sgd": self.step and self.step._asdict(),
         }
 
 
@@ -79,20 +83,23 @@ def closeness(finding: Finding) -> float:
 
 
 def gradcheck(name: str, config: AnyModelConfig, *, seed: int = 0, progress: Progress = lambda text: None) -> Report:
-    shapes = parameter_shapes(config)
-    progress(f"{name}: {len(shapes)} tensors at fixture sizes, float64")
+    progress(f"{name}: {len(parameter_shapes(config))} tensors at fixture sizes, float64")
     with one_thread():
         findings = list(fixture_findings(name, config))
     cut, scope = feasible(config)
     progress(f"{name} {scope}: three directions and one step")
     at_full_size, step = full_size_findings(cut, seed)
     findings += at_full_size
+    rows = rows_of(config, findings)
+    return Report(name, LAW, sum(math.prod(row.shape) for row in rows), rows, findings, scope, step)
+
+
+def rows_of(config: AnyModelConfig, findings: Sequence[Finding]) -> list[TensorRow]:
     checked_as = parameter_shapes(shrunk(config))
-    rows = [
+    return [
         TensorRow(tensor, shape, checked_as[tensor], [f for f in findings if f.tensor == tensor])
-        for tensor, shape in shapes.items()
+        for tensor, shape in parameter_shapes(config).items()
     ]
-    return Report(name, sum(map(math.prod, shapes.values())), rows, findings, scope, step)
 
 
 @contextlib.contextmanager
@@ -113,8 +120,12 @@ def fixture_findings(name: str, config: AnyModelConfig) -> Iterator[Finding]:
     yield from check_model(ModelCase(name, small))
     if isinstance(small, ModelConfig):
         yield from by_recompute(ModelCase(name, small), "float32")
-        small = replace(small, num_layers=min(small.num_layers, ROUNDING_LAYERS))
+        small = cut_to(small, ROUNDING_LAYERS)
     yield from by_precision(ModelCase(name, small))
+
+
+def cut_to(config: Any, num_layers: int) -> Any:
+    return replace(config, num_layers=min(config.num_layers, num_layers))
 
 
 def parameter_shapes(config: AnyModelConfig) -> dict[str, tuple[int, ...]]:

@@ -13,7 +13,7 @@ from tapeless.config import ModelConfig
 from tapeless.interop.names import from_hugging_face, to_hugging_face
 from tapeless.model.transformer import Transformer
 from tapeless.verify.finding import Finding, distance
-from tapeless.verify.fixtures import Batch, ModelCase, T, batch, build, gradients
+from tapeless.verify.fixtures import LAW, Batch, ModelCase, Setting, T, batch, build, gradients
 from tapeless.verify.model_judges import compared, rounding_floor, zero_by_identity
 from tapeless.verify.oracles import Point
 from tapeless.verify.tolerances import HUGGING_FACE, HUGGING_FACE_FLOAT32
@@ -34,9 +34,11 @@ class Family(NamedTuple):
     name: str  # of their class
     config: ModelConfig
 
+    on: Setting = LAW
+
     @property
     def case(self) -> ModelCase:
-        return ModelCase(self.name, self.config)
+        return ModelCase(self.name, self.config, on=self.on)
 
 
 FAMILIES = [
@@ -62,8 +64,8 @@ def level_3() -> Iterator[Finding]:
 def check_family(family: Family, dtype: str) -> Iterator[Finding]:
     ours, data = build(family.case, dtype), shifted_batch()
     assert isinstance(ours, Transformer)
-    theirs = their_model(family, ours.params, dtype)
-    truth = run_theirs(theirs, data)
+    truth = run_theirs(their_model(family, ours.params, dtype), data)
+    data = data.to(ours.device)
     claimed = {"logits": ours.logits(data.tokens), "loss": ours.loss(data.tokens, data.targets)}
     for name, value in claimed.items():
         _, error, where = distance(value, truth.pop(name))

@@ -3,7 +3,9 @@
 from collections.abc import Callable, Iterator
 
 from tapeless.verify.finding import Finding
+from tapeless.verify.fixtures import LAW, Setting
 from tapeless.verify.hf_levels import level_3
+from tapeless.verify.kernel_levels import kernel_levels
 from tapeless.verify.metamorphic import level_6
 from tapeless.verify.model_levels import level_2, level_5
 from tapeless.verify.op_levels import level_0, level_1
@@ -22,6 +24,11 @@ LEVELS: dict[str, Level] = {
 }
 
 
-def first_failure(name: str) -> Finding | None:
+def levels_of(on: Setting) -> dict[str, Level]:
+    """The levels for a set of ops: under the same names, what each can ask of it."""
+    return LEVELS if on == LAW else kernel_levels(on)
+
+
+def first_failure(name: str, on: Setting = LAW) -> Finding | None:
     """The first finding of a level that is out of bounds. The level stops there: one is enough to convict."""
-    return next((finding for finding in LEVELS[name]() if not finding.ok), None)
+    return next((finding for finding in levels_of(on)[name]() if not finding.ok), None)

@@ -16,6 +16,8 @@ from tapeless.ops.dropout import DROPOUT, dropout_key
 from tapeless.ops.embed import EMBED
 from tapeless.ops.layer_norm import LAYER_NORM
 from tapeless.ops.linear import LINEAR
+from tapeless.ops.op import OpSet
+from tapeless.ops.reference import REFERENCE
 from tapeless.ops.rms_norm import RMS_NORM
 from tapeless.ops.rope import ROPE
 from tapeless.verify.finding import Finding, distance
@@ -39,28 +41,26 @@ from tapeless.verify.oracles import norm
 from tapeless.verify.tolerances import METAMORPHIC
 from tapeless.verify.update_identities import update_identities
 
-BOUND = METAMORPHIC["float64"]
 EPS = 1e-30  # of a norm: so small that the scale is not felt at all
 
 
 def level_6() -> Iterator[Finding]:
     yield from op_identities()
-    yield from sums_are_wide()
+    yield from sums_are_wide(REFERENCE)
     for case in TRANSFORMER_CASES:
         yield from check_metamorphic(case)
     yield from update_identities()
 
 
-def check_metamorphic(case: ModelCase) -> Iterator[Finding]:
+def check_metamorphic(case: ModelCase, dtype: str = "float64") -> Iterator[Finding]:
     """Everything for one architecture. Dropout is off but for the silent blocks: what it drops depends on the place, as it
     should."""
     assert isinstance(case.config, ModelConfig)
-    yield from silent_blocks(case, case.config)
+    yield from silent_blocks(case, case.config, dtype)
     case = case._replace(config=replace(case.config, dropout=0.0))
-    model = build(case)
+    model = build(case, dtype)
     assert isinstance(model, Transformer)
-    data = data_of(case)
-    check = f"model[{case.name}]"
+    data, check = data_of(case), name_of(case, dtype)
     yield from the_past_is_blind(model, check)
     yield from documents_are_apart(model, check)
     yield from decoding(model, check)
@@ -70,7 +70,19 @@ def check_metamorphic(case: ModelCase) -> Iterator[Finding]:
     yield from zeros(model, data, check)
 
 
-def nearly_equal(check: str, what: str, tensor: str, a: Tensor, b: Tensor, bound: float = BOUND) -> Finding:
+def name_of(case: ModelCase, dtype: str) -> str:
+    return f"model[{case.name}]" if dtype == "float64" else f"model[{case.name}, {dtype}]"
+
+
+def plain_batch(model: Transformer, T: int = T) -> Batch:
+    return Batch(*batch(T=T)).to(model.device)
+
+
+def bound_of(model: Transformer) -> float:
+    return METAMORPHIC[model.dtype]
+
+
+def nearly_equal(check: str, what: str, tensor: str, a: Tensor, b: Tensor, bound: float) -> Finding:
     gap = distance(a, b)
     return Finding("L6", check, what, tensor, gap.largest, bound, gap.where)
 
@@ -79,8 +91,10 @@ def bit_equal(check: str, what: str, tensor: str, a: Tensor, b: Tensor) -> Findi
     return nearly_equal(check, what, tensor, a, b, bound=0.0)
 
 
-def nearly_equal_gradients(check: str, what: str, a: dict[str, Tensor], b: dict[str, Tensor], skip: set[str]) -> Finding:
-    return largest_gap("L6", check, what, a, {name: g for name, g in b.items() if name not in skip}, BOUND)
+def nearly_equal_gradients(model: Transformer, check: str, what: str, a: dict[str, Tensor], b: dict[str, Tensor]) -> Finding:
+    """All but those that are zero by identity."""
+    skip = zero_by_identity(model.config, T)
+    return largest_gap("L6", check, what, a, {name: g for name, g in b.items() if name not in skip}, bound_of(model))
 
 
 def changed(tokens: Tensor) -> Tensor:
@@ -89,7 +103,7 @@ def changed(tokens: Tensor) -> Tensor:
 
 def the_past_is_blind(model: Transformer, check: str) -> Iterator[Finding]:
     """Other tokens from position 4 on: logits before it are equal bit for bit, and those after it are not."""
-    tokens, _ = batch()
+    tokens = plain_batch(model).tokens
     other = tokens.clone()
     other[:, 4:] = changed(other[:, 4:])
     a, b = model.logits(tokens), model.logits(other)
@@ -101,12 +115,12 @@ def the_past_is_blind(model: Transformer, check: str) -> Iterator[Finding]:
 def documents_are_apart(model: Transformer, check: str) -> Iterator[Finding]:
     """Two documents in one row are two rows: rotation is relative, so only learned positions tell them apart. And nothing
     of the first document is seen in the second, bit for bit."""
-    (tokens, _), cut = batch(), 3
-    ids = (torch.arange(T) >= cut).long().expand(B, -1)
+    tokens, cut = plain_batch(model).tokens, 3
+    ids = (torch.arange(T, device=model.device) >= cut).long().expand(B, -1)
     packed = model.logits(tokens, documents=ids)
     if model.config.position != "learned":
         apart = torch.cat([model.logits(tokens[:, :cut].contiguous()), model.logits(tokens[:, cut:].contiguous())], 1)
-        yield nearly_equal(check, "documents apart", "logits", packed, apart)
+        yield nearly_equal(check, "documents apart", "logits", packed, apart, bound_of(model))
     other = tokens.clone()
     other[:, :cut] = changed(other[:, :cut])
     yield bit_equal(check, "documents apart", "second document", model.logits(other, documents=ids)[:, cut:], packed[:, cut:])
@@ -114,30 +128,31 @@ def documents_are_apart(model: Transformer, check: str) -> Iterator[Finding]:
 
 def decoding(model: Transformer, check: str) -> Iterator[Finding]:
     """Token by token, and in chunks, with a kv_cache."""
-    tokens, _ = batch()
+    tokens = plain_batch(model).tokens
     full = model.logits(tokens)
     for name, chunks in (("one by one", [1] * T), ("in chunks", [3, 1, T - 4])):
         kv_cache = model.kv_cache(B, T)
         parts = [model.logits(part, kv_cache=kv_cache) for part in tokens.split(chunks, 1)]
-        yield nearly_equal(check, f"kv_cache {name}", "logits", torch.cat(parts, 1), full)
+        yield nearly_equal(check, f"kv_cache {name}", "logits", torch.cat(parts, 1), full, bound_of(model))
 
 
 def batch_order(model: Transformer, data: Batch, check: str) -> Iterator[Finding]:
-    order, skip = (2, 0, 1), zero_by_identity(model.config, T)
+    order = (2, 0, 1)
     a, b = gradients(model, data), gradients(model, data.samples(*order))
-    yield nearly_equal_gradients(check, "batch order", b, a, skip)
-    yield nearly_equal(
-        check, "batch order", "logits", model.logits(data.tokens[list(order)]), model.logits(data.tokens)[list(order)]
-    )
+    yield nearly_equal_gradients(model, check, "batch order", b, a)
+    expected = model.logits(data.tokens)[list(order)]
+    yield nearly_equal(check, "batch order", "logits", model.logits(data.tokens[list(order)]), expected, bound_of(model))
 
 
 def padding(model: Transformer, check: str) -> Iterator[Finding]:
     """Two more positions whose targets are ignored change neither the loss nor a gradient."""
-    tokens, targets = batch()
-    longer = Batch(torch.cat([tokens, tokens[:, :2]], 1), torch.cat([targets, torch.full((B, 2), -100)], 1))
-    a, b = gradients(model, Batch(tokens, targets)), gradients(model, longer)
-    yield nearly_equal_gradients(check, "padding", b, a, zero_by_identity(model.config, T))
-    yield nearly_equal(check, "padding", "loss", model.loss(longer.tokens, longer.targets), model.loss(tokens, targets))
+    short = plain_batch(model)
+    ignored = torch.full_like(short.targets[:, :2], -100)
+    longer = Batch(torch.cat([short.tokens, short.tokens[:, :2]], 1), torch.cat([short.targets, ignored], 1))
+    a, b = gradients(model, short), gradients(model, longer)
+    yield nearly_equal_gradients(model, check, "padding", b, a)
+    padded, plain = (model.loss(data.tokens, data.targets) for data in (longer, short))
+    yield nearly_equal(check, "padding", "loss", padded, plain, bound_of(model))
 
 
 def one_loss(model: Transformer, data: Batch, check: str) -> Iterator[Finding]:
@@ -152,38 +167,37 @@ def one_loss(model: Transformer, data: Batch, check: str) -> Iterator[Finding]:
     loss, saved = CROSS_ENTROPY.forward(logits, targets, **penalties)
     dlogits = CROSS_ENTROPY.backward(1.0, saved, **penalties)
     model.backward(dlogits)
-    yield nearly_equal(check, "logits, then cross-entropy", "loss", loss, trained)
-    yield nearly_equal_gradients(check, "backward(dlogits)", dict(model.grads), direct, zero_by_identity(c, T))
+    yield nearly_equal(check, "logits, then cross-entropy", "loss", loss, trained, bound_of(model))
+    yield nearly_equal_gradients(model, check, "backward(dlogits)", dict(model.grads), direct)
     if not c.z_loss:
-        yield Finding(
-            "L6", check, "dlogits sum to 0 over V", "dlogits", float((dlogits.sum(-1) / dlogits.norm()).abs().max()), BOUND
-        )
-    yield bit_equal(
-        check, "ignored targets", "dlogits", dlogits[targets == -100], torch.zeros(()).expand_as(dlogits[targets == -100])
-    )
+        sums = float((dlogits.sum(-1) / dlogits.norm()).abs().max())
+        yield Finding("L6", check, "dlogits sum to 0 over V", "dlogits", sums, bound_of(model))
+    ignored = dlogits[targets == -100]
+    yield bit_equal(check, "ignored targets", "dlogits", ignored, torch.zeros_like(ignored))
 
 
 def zeros(model: Transformer, data: Batch, check: str) -> Iterator[Finding]:
     """Gradients that nothing reaches are exactly 0; those that cancel are 0 up to rounding."""
     grads = gradients(model, data)
-    unused = torch.ones(V, dtype=torch.bool)
+    unused = torch.ones(V, dtype=torch.bool, device=model.device)
     unused[data.tokens] = False
     untouched = {} if model.config.tie_embeddings else {"embed.w": grads["embed.w"][unused]}
     if "pos.w" in grads:
         untouched["pos.w"] = grads["pos.w"][T:]
     for name, g in untouched.items():
         yield Finding("L6", check, "unused rows", name, float(g.abs().max()), 0.0)
-    tokens, targets = batch(T=1)
-    alone = gradients(model, Batch(tokens, targets))
+    alone, floor = gradients(model, plain_batch(model, T=1)), rounding_floor(model.dtype)
     for name in sorted(zero_by_identity(model.config, 1) & alone.keys()):
-        yield Finding("L6", check, "T = 1", name, norm({name: alone[name]}) / norm(alone), rounding_floor("float64"))
+        yield Finding("L6", check, "T = 1", name, norm({name: alone[name]}) / norm(alone), floor)
 
 
-def silent_blocks(case: ModelCase, config: ModelConfig) -> Iterator[Finding]:
+def silent_blocks(case: ModelCase, config: ModelConfig, dtype: str) -> Iterator[Finding]:
     """Blocks whose sublayers put out 0 are not there: the stream passes them by, and a norm of a norm is a norm. What is left
-    is a Chain of embedding, dropout, norm and head, and what the residual sums carry back must be the Chain's gradients."""
+    is a Chain of embedding, dropout, norm and head, and what the residual sums carry back must be the Chain's gradients. The
+    Chain is always of the reference ops in float64."""
     c, C = replace(config, norm_eps=EPS), config.hidden_dim
-    model, data = build(case._replace(config=c)), data_of(case)
+    model, data = build(case._replace(config=c), dtype), data_of(case.by_law)
+    assert isinstance(model, Transformer)
     for name, w in model.params.items():
         if name.endswith((".wo", ".bo", ".w_down", ".b_down", "pos.w")):
             w.zero_()
@@ -208,28 +222,28 @@ def silent_blocks(case: ModelCase, config: ModelConfig) -> Iterator[Finding]:
     truth = dict(chain.grads)
     if c.tie_embeddings:
         truth["embed.w"] = truth["embed.w"] + truth.pop("head.w")
-    yield nearly_equal_gradients(f"model[{case.name}]", "silent blocks", gradients(model, data), truth, set())
+    claimed = gradients(model, data_of(case))
+    yield largest_gap("L6", name_of(case, dtype), "silent blocks", claimed, truth, bound_of(model))
 
 
-def sums_are_wide() -> Iterator[Finding]:
+def sums_are_wide(ops: OpSet, device: str = "cpu") -> Iterator[Finding]:
     """In bfloat16 a parameter's gradient is summed over the rows in float32: half of the rows and then the other half give
     what all of them give, but for the last bits of float32."""
     generator = torch.Generator().manual_seed(0)
-    x, dy = (torch.randn(64, 6, generator=generator).bfloat16() for _ in range(2))
-    square = torch.randn(6, 6, generator=generator).bfloat16()
-    w, b = square[0], square[1]
+    x, dy, square = (torch.randn(n, 6, generator=generator).bfloat16().to(device) for n in (64, 64, 6))
+    w, b, rms, centred = square[0], square[1], ops.norm["rms"], ops.norm["layer"]
 
     def linear(rows: slice, dw: Tensor, db: Tensor) -> None:
-        LINEAR.backward(dy[rows], LINEAR.forward(x[rows], square, b)[1], square, b, None, db)
+        ops.linear.backward(dy[rows], ops.linear.forward(x[rows], square, b)[1], square, b, None, db)
 
     def rms_norm(rows: slice, dw: Tensor, db: Tensor) -> None:
-        RMS_NORM.backward(dy[rows], RMS_NORM.forward(x[rows], w, eps=EPS)[1], w, dw)
+        rms.backward(dy[rows], rms.forward(x[rows], w, eps=EPS)[1], w, dw)
 
     def layer_norm(rows: slice, dw: Tensor, db: Tensor) -> None:
-        LAYER_NORM.backward(dy[rows], LAYER_NORM.forward(x[rows], w, b, eps=EPS)[1], w, b, dw, db)
+        centred.backward(dy[rows], centred.forward(x[rows], w, b, eps=EPS)[1], w, b, dw, db)
 
     for name, backward in (("linear", linear), ("rms_norm", rms_norm), ("layer_norm", layer_norm)):
-        whole, halves = torch.zeros(2, 6), torch.zeros(2, 6)
+        whole, halves = torch.zeros(2, 6, device=device), torch.zeros(2, 6, device=device)
         backward(slice(0, 64), *whole)
         backward(slice(0, 32), *halves)
         backward(slice(32, 64), *halves)
@@ -239,7 +253,7 @@ def sums_are_wide() -> Iterator[Finding]:
 def op_identities() -> Iterator[Finding]:
     """A norm does not feel its input's scale, nor LayerNorm a shift, so dx has no part along them; a rotation keeps lengths,
     and so does its transpose."""
-    generator = torch.Generator().manual_seed(0)
+    generator, bound = torch.Generator().manual_seed(0), METAMORPHIC["float64"]
     x, dy, w, b = (torch.randn(n, 6, generator=generator, dtype=torch.float64).squeeze(0) for n in (5, 5, 1, 1))
     rms_dx = RMS_NORM.backward(dy, RMS_NORM.forward(x, w, eps=EPS)[1], w, None)
     layer_dx = LAYER_NORM.backward(dy, LAYER_NORM.forward(x, w, b, eps=EPS)[1], w, b, None, None)
@@ -248,7 +262,7 @@ def op_identities() -> Iterator[Finding]:
         ("LayerNorm sum dx = 0", layer_dx.sum(-1) / layer_dx.norm(dim=-1)),
         ("LayerNorm <x, dx> = 0", (x * layer_dx).sum(-1) / layer_dx.norm(dim=-1)),
     ):
-        yield Finding("L6", "norm", what, "dx", float(value.abs().max()), BOUND)
+        yield Finding("L6", "norm", what, "dx", float(value.abs().max()), bound)
     rotated, _ = ROPE.forward(x, theta=1e2, offset=3)
-    yield nearly_equal("rope", "lengths kept", "y", rotated.norm(dim=-1), x.norm(dim=-1))
-    yield nearly_equal("rope", "transpose is inverse", "dx", ROPE.backward(rotated, None, theta=1e2, offset=3), x)
+    yield nearly_equal("rope", "lengths kept", "y", rotated.norm(dim=-1), x.norm(dim=-1), bound)
+    yield nearly_equal("rope", "transpose is inverse", "dx", ROPE.backward(rotated, None, theta=1e2, offset=3), x, bound)

@@ -3,7 +3,7 @@
 Each takes the claimed gradients as an argument: tests hand it wrong ones, and it must say so."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import torch
 import torch.nn.functional as F
@@ -19,6 +19,7 @@ from tapeless.verify.fixtures import (
     STEP,
     Batch,
     ModelCase,
+    T,
     build,
     data_of,
     gradients,
@@ -40,6 +41,7 @@ from tapeless.verify.oracles import (
 from tapeless.verify.tolerances import (
     COMPLEX_STEP,
     DIRECTION,
+    KERNEL_BACKWARD,
     MODEL_BFLOAT16,
     MODEL_BFLOAT16_COSINE,
     MODEL_BFLOAT16_TENSOR,
@@ -50,6 +52,7 @@ from tapeless.verify.tolerances import (
     UNDERPOWERED,
 )
 
+LEAST = {"float64": MODEL_TWIN, "float32": MODEL_FLOAT32, "bfloat16": MODEL_BFLOAT16}
 CENTRAL_H = 1e-5  # small: a step along all weights at once must not carry a relu over its kink
 
 
@@ -102,6 +105,12 @@ def largest_gap(level: str, check: str, oracle: str, a: Point, b: Point, bound: 
     gaps = {name: distance(a[name], b[name]) for name in b}
     worst = max(gaps, key=lambda name: gaps[name].largest)
     return Finding(level, check, oracle, worst, gaps[worst].largest, bound, gaps[worst].where)
+
+
+def kernel_bound(error: float, dtype: str) -> float:
+    """What a gradient may be off under other ops than the reference's, whose error in the same dtype is given: a few times as
+    much, and in any case what any ops may have."""
+    return max(KERNEL_BACKWARD * error, LEAST[dtype])
 
 
 def by_twin(case: ModelCase, data: Batch, claimed: Point) -> Iterator[Finding]:
@@ -168,25 +177,30 @@ def by_slope(case: ModelCase, data: Batch, claimed: Point) -> Iterator[Finding]:
     yield Finding("L2", f"model[{case.name}]", "Taylor slope", "along gaussian", abs(slope - middle), width)
 
 
-def by_precision(case: ModelCase) -> Iterator[Finding]:
+def by_precision(case: ModelCase, dtypes: Iterable[str] = ("float32", "bfloat16")) -> Iterator[Finding]:
     """The same weights in float32, tensor by tensor, and in bfloat16: all tensors as one, since a single small one may be off
     by ten times the rounding (not with relu, where 8 bits carry some units over the kink, and gradients jump), and each
     roughly, so that none is missing, doubled or another's."""
-    data = data_of(case)
-    truth, zeros = gradients(build(case), data), zero_by_identity(case.config, data.tokens.shape[1])
-    claimed, floor = gradients(build(case, "float32"), data), rounding_floor("float32")
-    check = f"model[{case.name}, float32]"
-    yield from compared("L2", check, "own float64", claimed, truth, MODEL_FLOAT32, zeros=zeros, floor=floor)
-    narrow, check = gradients(build(case, "bfloat16"), data), f"model[{case.name}, bfloat16]"
-    for name in narrow.keys() - zeros:
-        yield Finding("L2", check, "is there", name, distance(narrow[name], truth[name]).l2, MODEL_BFLOAT16_TENSOR)
+    truth, zeros = gradients(build(case.by_law), data_of(case.by_law)), zero_by_identity(case.config, T)
+    for dtype in dtypes:
+        claimed, check = gradients(build(case, dtype), data_of(case)), f"model[{case.name}, {dtype}]"
+        if dtype == "float32":
+            floor = rounding_floor(dtype)
+            yield from compared("L2", check, "own float64", claimed, truth, MODEL_FLOAT32, zeros=zeros, floor=floor)
+        else:
+            yield from _in_bfloat16(case, check, claimed, truth, zeros)
+
+
+def _in_bfloat16(case: ModelCase, check: str, claimed: Point, truth: Point, zeros: set[str]) -> Iterator[Finding]:
+    for name in claimed.keys() - zeros:
+        yield Finding("L2", check, "is there", name, distance(claimed[name], truth[name]).l2, MODEL_BFLOAT16_TENSOR)
     if isinstance(case.config, ModelConfig) and case.config.ffn == "relu":
         return
-    rough, fine = _joined(narrow), _joined(truth)
+    rough, fine = _joined(claimed), _joined(truth)
     yield Finding("L2", check, "own float64", "all gradients", distance(rough, fine).l2, MODEL_BFLOAT16)
     apart = 1 - float(F.cosine_similarity(rough, fine, dim=0))
     yield Finding("L2", check, "cosine", "all gradients", apart, 1 - MODEL_BFLOAT16_COSINE)
 
 
 def _joined(grads: Point) -> Tensor:  # (P,)
-    return torch.cat([g.double().flatten() for g in grads.values()])
+    return torch.cat([g.to("cpu", torch.float64).flatten() for g in grads.values()])

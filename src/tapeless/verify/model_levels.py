@@ -16,6 +16,7 @@ from tapeless.verify.fixtures import (
     data_of,
     gradients,
     loss_with_gradients,
+    move_off_init,
 )
 from tapeless.verify.model_judges import (
     by_complex_step,
@@ -54,6 +55,7 @@ def level_5() -> Iterator[Finding]:
     for case in TRANSFORMER_CASES:
         for dtype in ("float32", "bfloat16"):
             yield from by_recompute(case, dtype)
+            yield from by_interruption(case, dtype)
     for case in MODEL_CASES:
         for dtype in ACCUMULATION:
             yield from by_accumulation(case, dtype)
@@ -74,6 +76,19 @@ def by_recompute(case: ModelCase, dtype: str) -> Iterator[Finding]:
     }
     for oracle, run in runs.items():
         yield largest_gap("L5", f"model[{case.name}, {dtype}]", oracle, run(), kept)
+
+
+def by_interruption(case: ModelCase, dtype: str) -> Iterator[Finding]:
+    """Between a forward and its backward another model runs, with other data: what a kernel keeps for itself between calls
+    would be overwritten."""
+    data, model, other = data_of(case), build(case, dtype), build(case, dtype)
+    expected = gradients(model, data)
+    move_off_init(other, seed=2)
+    model.zero_grads()
+    loss_with_gradients(model, *data, backward=False)
+    gradients(other, data.samples(1, 0))
+    model.backward()
+    yield largest_gap("L5", f"model[{case.name}, {dtype}]", "other work in between", dict(model.grads), expected)
 
 
 def by_accumulation(case: ModelCase, dtype: str) -> Iterator[Finding]:

@@ -20,6 +20,12 @@ class Mutant(NamedTuple):
     def module(self) -> str:
         return f"{PACKAGE.name}.{self.file.removesuffix('.py').replace('/', '.')}"
 
+    @property
+    def ops(self) -> str:
+        """The set whose kernels are changed; the reference where it is none's."""
+        folder, *inner = self.file.split("/")[:-1]
+        return inner[0] if folder == "kernels" and inner else "reference"
+
     def source(self) -> str:
         """The whole file with the replacement made."""
         healthy = (PACKAGE / self.file).read_text(encoding="utf-8")

@@ -4,7 +4,9 @@ A level that passes on a wrong gradient is a defect of the level. A mutant that 
 so at least 95 % must be seen by two."""
 
 import contextlib
+import os
 import sys
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib import import_module
 from importlib.abc import MetaPathFinder
@@ -14,8 +16,10 @@ from types import CodeType, ModuleType
 from typing import Any, NamedTuple
 
 from tapeless.errors import TapelessError
+from tapeless.verify.fixtures import LAW, Setting
+from tapeless.verify.kernel_mutants import mutants_of
 from tapeless.verify.levels import LEVELS, first_failure
-from tapeless.verify.mutant_table import MUTANTS, PACKAGE, Mutant
+from tapeless.verify.mutant_table import PACKAGE, Mutant
 
 TWO_LEVELS = 0.95  # the share of mutants that at least two levels must kill
 TRAINS_FINE = 1.1  # so much of the healthy loss, and nobody who watches it would notice
@@ -50,6 +54,28 @@ def _loaded() -> dict[str, ModuleType]:
 
 
 @contextlib.contextmanager
+def _own_numba_cache() -> Iterator[None]:
+    """Numba finds compiled code by its file and bytecode, without the constants and the functions that it calls: a mutant would
+    be handed the healthy kernel, or leave a mutant behind. Numba reads the variable when it is loaded or told to."""
+    name, before = "NUMBA_CACHE_DIR", os.environ.get("NUMBA_CACHE_DIR")
+
+    def reload() -> None:
+        if "numba" in sys.modules:
+            import_module("numba.core.config").reload_config()
+
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ[name] = folder
+        reload()
+        try:
+            yield
+        finally:
+            os.environ.pop(name)
+            if before is not None:
+                os.environ[name] = before
+            reload()
+
+
+@contextlib.contextmanager
 def mutated(mutant: Mutant) -> Iterator[Any]:
     """The levels of a second copy of the package, which has the mutant; the first is back, untouched, afterwards."""
     healthy, finder = _loaded(), _MutantFinder(mutant)
@@ -57,7 +83,8 @@ def mutated(mutant: Mutant) -> Iterator[Any]:
         del sys.modules[name]
     sys.meta_path.insert(0, finder)
     try:
-        yield import_module("tapeless.verify.levels")
+        with _own_numba_cache():
+            yield import_module("tapeless.verify.levels")
     finally:
         sys.meta_path.remove(finder)
         for name in _loaded():
@@ -72,35 +99,37 @@ class MutantResult(NamedTuple):
     killed_by: dict[str, str]  # level -> the first thing it found wrong
 
 
-def run_mutant(mutant: Mutant, levels: Iterable[str] = tuple(LEVELS)) -> MutantResult:
+def run_mutant(mutant: Mutant, levels: Iterable[str] = tuple(LEVELS), on: Setting | None = None) -> MutantResult:
+    """on: what the levels are run with, by default the set that the mutant is planted in."""
     with mutated(mutant) as copy:
-        evidence = {level: _evidence(copy, level) for level in levels}
+        evidence = {level: _evidence(copy, level, on or Setting(mutant.ops)) for level in levels}
     return MutantResult(mutant.number, mutant.name, mutant.file, {level: text for level, text in evidence.items() if text})
 
 
-def _evidence(copy: Any, level: str) -> str:
+def _evidence(copy: Any, level: str, on: Setting) -> str:
     """What a level has against the copy; empty: nothing. An exception convicts too, whatever its kind."""
     try:
-        failure = copy.first_failure(level)
+        failure = copy.first_failure(level, on)
     except Exception as error:
         return f"{level} raised {type(error).__name__}: {error}"
     return "" if failure is None else str(failure)
 
 
 def run_mutants(
-    which: Iterable[str] | None = None, progress: Callable[[MutantResult], None] | None = None
+    which: Iterable[str] | None = None, progress: Callable[[MutantResult], None] | None = None, on: Setting = LAW
 ) -> list[MutantResult]:
-    """Every mutant, or those of the given numbers, against all levels. `progress` is told each result as it comes.
+    """Every mutant of a set of ops, or those of the given numbers, against all levels. `progress` is told each result as it
+    comes.
 
     A level that already fails on the healthy source would kill everything and prove nothing, so that is an error."""
     for level in LEVELS:
-        if (failure := first_failure(level)) is not None:
+        if (failure := first_failure(level, on)) is not None:
             raise TapelessError(f"the levels must pass before mutants can fail them: {failure}")
     wanted = None if which is None else set(which)
     results = []
-    for mutant in MUTANTS:
+    for mutant in mutants_of(on.ops):
         if wanted is None or mutant.number in wanted:
-            results.append(run_mutant(mutant))
+            results.append(run_mutant(mutant, on=on))
             if progress is not None:
                 progress(results[-1])
     return results

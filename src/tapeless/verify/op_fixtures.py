@@ -1,14 +1,29 @@
 """Inputs that expose. Sizes are distinct and mostly odd, so that no transpose or wrong axis fits by accident; no parameter
 is at its initial value, where many a bug is invisible; every awkward row that data can hold stands in one of them.
 
-A builder takes a generator and the number of positions T, and returns the inputs of one op in float64, by name."""
+A builder takes a generator and a Shape, and returns the inputs of one op in float64, by name."""
+
+from typing import NamedTuple
 
 import torch
 from torch import Generator, Tensor
 
 from tapeless.ops.cross_entropy import IGNORED
 
-B, T, H, G, D, C, F, V = 2, 7, 4, 2, 6, 11, 13, 23  # letters: docs/notation.md
+
+class Shape(NamedTuple):
+    """Letters: docs/notation.md."""
+
+    B: int = 2
+    T: int = 7
+    H: int = 4
+    G: int = 2
+    D: int = 6
+    C: int = 11
+    F: int = 13
+    V: int = 23
+
+
 EPS = 1e-3  # large, so that the row of small norm feels it and a difference quotient still resolves it
 SMALL, LARGE = 0.03, 12.0  # a row whose square is about EPS; logits that nearly saturate a softmax
 
@@ -19,80 +34,81 @@ def normal(generator: Generator, *shape: int) -> Tensor:
     return torch.randn(shape, generator=generator, dtype=torch.float64)
 
 
-def _hidden(generator: Generator, T: int) -> Tensor:  # (B, T, C)
-    """Rows of unit size, one of small norm where eps matters, one far from the origin."""
-    x = normal(generator, B, T, C)
+def _hidden(generator: Generator, s: Shape) -> Tensor:  # (B, T, C)
+    """Rows of unit size, one of small norm where eps matters, one far from the origin, unless there is only one."""
+    x = normal(generator, s.B, s.T, s.C)
     x[0, 0] *= SMALL
-    x[1, -1] += 5.0
+    x.view(-1, s.C)[1:][-1:] += 5.0
     return x
 
 
-def tokens(T: int, size: int = V) -> Tensor:  # (B, T) int64
+def tokens(s: Shape) -> Tensor:  # (B, T) int64
     """Repeats within a row and between rows; most of the vocabulary unused."""
-    n = torch.arange(B * T).view(B, T)
-    return n * n % (size // 3)
+    n = torch.arange(s.B * s.T).view(s.B, s.T)
+    return n * n % (s.V // 3)
 
 
-def _targets(T: int) -> Tensor:  # (B, T) int64
-    targets = tokens(T) + 5
-    targets[1, -1] = IGNORED
+def _targets(s: Shape) -> Tensor:  # (B, T) int64
+    """The last is ignored, unless it is the only one."""
+    targets = tokens(s) + 5
+    targets.view(-1)[1:][-1:] = IGNORED
     return targets
 
 
-def embed(generator: Generator, T: int) -> Inputs:
-    return {"tokens": tokens(T), "w": normal(generator, V, C)}
+def embed(generator: Generator, s: Shape) -> Inputs:
+    return {"tokens": tokens(s), "w": normal(generator, s.V, s.C)}
 
 
-def positions(generator: Generator, T: int) -> Inputs:
-    return {"x": normal(generator, B, T, C), "w": normal(generator, 2 * T + 3, C)}
+def positions(generator: Generator, s: Shape) -> Inputs:
+    return {"x": normal(generator, s.B, s.T, s.C), "w": normal(generator, 2 * s.T + 3, s.C)}
 
 
-def linear(generator: Generator, T: int) -> Inputs:
-    return {"x": normal(generator, B, T, C), "w": normal(generator, F, C)}
+def linear(generator: Generator, s: Shape) -> Inputs:
+    return {"x": normal(generator, s.B, s.T, s.C), "w": normal(generator, s.F, s.C)}
 
 
-def linear_square(generator: Generator, T: int) -> Inputs:
+def linear_square(generator: Generator, s: Shape) -> Inputs:
     """The one shape in which a transposed weight or gradient fits."""
-    return {"x": normal(generator, B, T, C), "w": normal(generator, C, C)}
+    return {"x": normal(generator, s.B, s.T, s.C), "w": normal(generator, s.C, s.C)}
 
 
-def linear_bias(generator: Generator, T: int) -> Inputs:
-    return {**linear(generator, T), "b": normal(generator, F)}
+def linear_bias(generator: Generator, s: Shape) -> Inputs:
+    return {**linear(generator, s), "b": normal(generator, s.F)}
 
 
-def matmul(generator: Generator, T: int) -> Inputs:
+def matmul(generator: Generator, s: Shape) -> Inputs:
     """Each operand is repeated along a batch axis that the other has."""
-    return {"a": normal(generator, B, 1, T, D), "b": normal(generator, 3, D, F)}
+    return {"a": normal(generator, s.B, 1, s.T, s.D), "b": normal(generator, 3, s.D, s.F)}
 
 
-def broadcast(generator: Generator, T: int) -> Inputs:
-    return {"a": normal(generator, B, T, 1), "b": normal(generator, 3, 1, 1, C)}
+def broadcast(generator: Generator, s: Shape) -> Inputs:
+    return {"a": normal(generator, s.B, s.T, 1), "b": normal(generator, 3, 1, 1, s.C)}
 
 
-def logits(generator: Generator, T: int) -> Inputs:
-    x = normal(generator, B, T, V)
+def logits(generator: Generator, s: Shape) -> Inputs:
+    x = normal(generator, s.B, s.T, s.V)
     x[0, 0] *= LARGE
     return {"x": x}
 
 
-def pointwise(generator: Generator, T: int) -> Inputs:
+def pointwise(generator: Generator, s: Shape) -> Inputs:
     """Both tails, and nothing so near to zero that a difference quotient would straddle the kink of relu."""
-    x = 2 * normal(generator, B, T, F)
+    x = 2 * normal(generator, s.B, s.T, s.F)
     x = x + 0.05 * x.sign()
     x[0, 0, 0], x[0, 0, 1] = 15.0, -15.0
     return {"x": x}
 
 
-def gate_up(generator: Generator, T: int) -> Inputs:
-    return {"gate_up": 2 * normal(generator, B, T, 2 * F)}
+def gate_up(generator: Generator, s: Shape) -> Inputs:
+    return {"gate_up": 2 * normal(generator, s.B, s.T, 2 * s.F)}
 
 
-def norm(generator: Generator, T: int) -> Inputs:
-    return {"x": _hidden(generator, T), "w": 1 + 0.5 * normal(generator, C)}
+def norm(generator: Generator, s: Shape) -> Inputs:
+    return {"x": _hidden(generator, s), "w": 1 + 0.5 * normal(generator, s.C)}
 
 
-def norm_bias(generator: Generator, T: int) -> Inputs:
-    return {**norm(generator, T), "b": normal(generator, C)}
+def norm_bias(generator: Generator, s: Shape) -> Inputs:
+    return {**norm(generator, s), "b": normal(generator, s.C)}
 
 
 def with_delta(inputs: Inputs, generator: Generator) -> Inputs:
@@ -101,75 +117,76 @@ def with_delta(inputs: Inputs, generator: Generator) -> Inputs:
     return {**inputs, "x": inputs["x"] - delta, "delta": delta}
 
 
-def add_norm(generator: Generator, T: int) -> Inputs:
-    return with_delta(norm(generator, T), generator)
+def add_norm(generator: Generator, s: Shape) -> Inputs:
+    return with_delta(norm(generator, s), generator)
 
 
-def add_norm_bias(generator: Generator, T: int) -> Inputs:
-    return with_delta(norm_bias(generator, T), generator)
+def add_norm_bias(generator: Generator, s: Shape) -> Inputs:
+    return with_delta(norm_bias(generator, s), generator)
 
 
-def rope(generator: Generator, T: int) -> Inputs:
-    return {"x": normal(generator, B, H, T, D)}
+def rope(generator: Generator, s: Shape) -> Inputs:
+    return {"x": normal(generator, s.B, s.H, s.T, s.D)}
 
 
-def qkv(generator: Generator, T: int) -> Inputs:
-    x = normal(generator, B, T, (H + 2 * G) * D)
+def qkv(generator: Generator, s: Shape) -> Inputs:
+    x = normal(generator, s.B, s.T, (s.H + 2 * s.G) * s.D)
     x[0, 0] *= SMALL
     return {"qkv": x}
 
 
-def qkv_norm(generator: Generator, T: int) -> Inputs:
-    weights = {name: 1 + 0.5 * normal(generator, D) for name in ("wq_norm", "wk_norm")}
-    return {**qkv(generator, T), **weights}
+def qkv_norm(generator: Generator, s: Shape) -> Inputs:
+    weights = {name: 1 + 0.5 * normal(generator, s.D) for name in ("wq_norm", "wk_norm")}
+    return {**qkv(generator, s), **weights}
 
 
-def _attention(generator: Generator, T: int, S: int, kv_heads: int) -> Inputs:
+def _attention(generator: Generator, s: Shape, kv_heads: int, cached: int = 0) -> Inputs:
     """One head with scores large enough that its softmax is nearly saturated."""
-    q, k, v = (normal(generator, B, heads, n, D) for heads, n in ((H, T), (kv_heads, S), (kv_heads, S)))
+    S = s.T + cached
+    q, k, v = (normal(generator, s.B, heads, n, s.D) for heads, n in ((s.H, s.T), (kv_heads, S), (kv_heads, S)))
     q[0, 0] *= LARGE / 3
     return {"q": q, "k": k, "v": v}
 
 
-def attention_mha(generator: Generator, T: int) -> Inputs:
-    return _attention(generator, T, T, H)
+def attention_mha(generator: Generator, s: Shape) -> Inputs:
+    return _attention(generator, s, s.H)
 
 
-def attention_gqa(generator: Generator, T: int) -> Inputs:
-    return _attention(generator, T, T, G)
+def attention_gqa(generator: Generator, s: Shape) -> Inputs:
+    return _attention(generator, s, s.G)
 
 
-def attention_mqa(generator: Generator, T: int) -> Inputs:
-    return _attention(generator, T, T, 1)
+def attention_mqa(generator: Generator, s: Shape) -> Inputs:
+    return _attention(generator, s, 1)
 
 
-def attention_long(generator: Generator, T: int) -> Inputs:
+def attention_long(generator: Generator, s: Shape) -> Inputs:
     """Seventy positions, and six heads in three groups: more than one block of a kernel, and groups that are not halves."""
-    long = T if T == 1 else 10 * T
+    long = s.T if s.T == 1 else 10 * s.T
     q, k, v = (0.5 * normal(generator, 1, heads, long, 2) for heads in (6, 3, 3))
     return {"q": q, "k": k, "v": v}
 
 
-def attention_cache(generator: Generator, T: int) -> Inputs:
-    return _attention(generator, T, T + 4, G)
+def attention_cache(generator: Generator, s: Shape) -> Inputs:
+    return _attention(generator, s, s.G, cached=4)
 
 
-def attention_documents(generator: Generator, T: int) -> Inputs:
+def attention_documents(generator: Generator, s: Shape) -> Inputs:
     """The borders of the documents differ between the rows, and one document is a single position."""
-    t = torch.arange(T)
-    return {**attention_gqa(generator, T), "documents": torch.stack([t // 3, (t + 1) // 2])}
+    t = torch.arange(s.T)
+    return {**attention_gqa(generator, s), "documents": torch.stack([(t + b) // (3 - b % 2) for b in range(s.B)])}
 
 
-def dropout(generator: Generator, T: int) -> Inputs:
-    return {"x": normal(generator, B, T, C)}
+def dropout(generator: Generator, s: Shape) -> Inputs:
+    return {"x": normal(generator, s.B, s.T, s.C)}
 
 
-def cross_entropy(generator: Generator, T: int) -> Inputs:
+def cross_entropy(generator: Generator, s: Shape) -> Inputs:
     """One row so low that its log-sum-exp is negative."""
-    z = logits(generator, T)["x"]
-    z[1, 0] -= 10
-    return {"logits": z, "targets": _targets(T)}
+    z = logits(generator, s)["x"]
+    z[-1, 0] -= 10
+    return {"logits": z, "targets": _targets(s)}
 
 
-def linear_cross_entropy(generator: Generator, T: int) -> Inputs:
-    return {"x": _hidden(generator, T), "targets": _targets(T), "w": normal(generator, V, C)}
+def linear_cross_entropy(generator: Generator, s: Shape) -> Inputs:
+    return {"x": _hidden(generator, s), "targets": _targets(s), "w": normal(generator, s.V, s.C)}

@@ -5,7 +5,7 @@ central differences and autograd of the twin in float64, the same in float32 and
 a second backward adds to the parameters' gradients."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 from torch import Tensor
@@ -25,15 +25,17 @@ from tapeless.verify.oracles import (
 )
 from tapeless.verify.tolerances import ACCUMULATION, ADJOINT, CENTRAL, COMPLEX_STEP, OP_FLOAT32, TWIN, UNDERPOWERED
 
-DTYPES = {"float64": torch.float64, "float32": torch.float32}
-
 
 def level_0() -> Iterator[Finding]:
     for case in cases():
-        for operand in case.linear_in:
-            for dtype in DTYPES:
-                error = adjoint_error(case, operand, DTYPES[dtype])
-                yield Finding("L0", case.name, f"adjoint {dtype}", f"d{operand}", error, ADJOINT[dtype])
+        yield from adjoint_findings(case, ADJOINT)
+
+
+def adjoint_findings(case: OpCase, dtypes: Iterable[str]) -> Iterator[Finding]:
+    for operand in case.linear_in:
+        for dtype in dtypes:
+            error = adjoint_error(case, operand, getattr(torch, dtype))
+            yield Finding("L0", case.name, f"adjoint {dtype}", f"d{operand}", error, ADJOINT[dtype])
 
 
 def adjoint_error(case: OpCase, operand: str, dtype: torch.dtype) -> float:
@@ -48,7 +50,7 @@ def adjoint_error(case: OpCase, operand: str, dtype: torch.dtype) -> float:
     def transpose(u: Point) -> Point:
         return {operand: case.gradients(point, u)[operand]}
 
-    v = op_fixtures.normal(torch.Generator().manual_seed(2), *point[operand].shape).to(dtype)
+    v = op_fixtures.normal(torch.Generator().manual_seed(2), *point[operand].shape).to(point[operand])
     return adjoint_gap(forward, transpose, {operand: v}, upstream)
 
 
@@ -74,7 +76,7 @@ def check_case(case: OpCase) -> Iterator[Finding]:
         yield _compared(case, "autograd twin", f"d{name}", claimed[name], truth, TWIN)
         yield from _by_direction(case, name, point, upstream, claimed[name])
     yield from _accumulates(case, point, upstream, claimed)
-    yield from _in_narrow(case)
+    yield from in_narrow(case)
 
 
 def _compared(case: OpCase, oracle: str, tensor: str, claimed: Tensor, truth: Tensor, bound: float) -> Finding:
@@ -110,24 +112,25 @@ def _accumulates(case: OpCase, point: Point, upstream: Point, claimed: Point) ->
         yield _compared(case, "accumulation", f"d{name}", twice, 2 * claimed[name], ACCUMULATION["float64"])
 
 
-def _in_narrow(case: OpCase) -> Iterator[Finding]:
+def in_narrow(case: OpCase, dtypes: Iterable[str] = ("float32", "bfloat16")) -> Iterator[Finding]:
     """Values and gradients in float32, and in bfloat16 those that are summed in float32 and never rounded on the way: such
     a sum must be as good as float32's, whatever the inputs are held in."""
     for name, (claimed, truth) in against_float64(case, torch.float32).items():
         yield _compared(case, "float32", name, claimed, truth, OP_FLOAT32)
-    if case.wide:
+    if case.wide and "bfloat16" in dtypes:
         found = against_float64(case, torch.bfloat16)
         for name in case.wide:
             yield _compared(case, "bfloat16 sums", name, *found[name], OP_FLOAT32)
 
 
-def against_float64(case: OpCase, dtype: torch.dtype, T: int = op_fixtures.T) -> dict[str, tuple[Tensor, Tensor]]:
-    """Each output and gradient of the op in a narrow dtype, beside the twin's in float64 at the same numbers."""
-    point = case.inputs(dtype=dtype, T=T)
-    upstream = case.upstream(point)
+def against_float64(case: OpCase, dtype: torch.dtype, seed: int = 0) -> dict[str, tuple[Tensor, Tensor]]:
+    """Each output and gradient of the op in a narrow dtype, beside the twin's in float64 on the CPU at the same numbers."""
+    point = case.inputs(seed, dtype)
+    upstream = case.upstream(point, seed)
     outputs, _ = case.forward(point)
     wide, wide_upstream = (
-        {name: x.double() if x.is_floating_point() else x for name, x in tensors.items()} for tensors in (point, upstream)
+        {name: x.to("cpu", torch.float64 if x.is_floating_point() else None) for name, x in tensors.items()}
+        for tensors in (point, upstream)
     )
     truth = case.twin_outputs(wide)
     truth |= {f"d{name}": g for name, g in autograd_gradient(case.twin_objective(wide_upstream), wide).items()}

@@ -7,7 +7,7 @@ Two parts of L5 live here as well: a step does not feel how its batch is cut, no
 
 import math
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -21,7 +21,19 @@ from tapeless.model.build import AnyModel
 from tapeless.train.step import accumulate_gradients
 from tapeless.verify import twin
 from tapeless.verify.finding import Finding, distance
-from tapeless.verify.fixtures import FIRST_SAMPLE, MODEL_CASES, SEED, STEP, ModelCase, T, V, build, values
+from tapeless.verify.fixtures import (
+    FIRST_SAMPLE,
+    LAW,
+    MODEL_CASES,
+    SEED,
+    STEP,
+    ModelCase,
+    Setting,
+    T,
+    V,
+    build,
+    values,
+)
 from tapeless.verify.model_judges import compared, largest_gap, rounding_floor, zero_by_identity
 from tapeless.verify.oracles import Point, norm
 from tapeless.verify.tolerances import ACCUMULATION, TRAINING, TRAINING_LOSS
@@ -44,6 +56,7 @@ class Recipe(NamedTuple):
     steps: int = 12
     dtype: str = "float64"
     resume_at: int | None = None  # stopped here, and resumed from its checkpoint
+    on: Setting = LAW
 
     @property
     def config(self) -> TrainConfig:
@@ -176,7 +189,7 @@ def our_course(recipe: Recipe) -> Course:
         for step in range(recipe.steps):
             if step == recipe.resume_at:
                 trainer = resumed(trainer, recipe)
-            done.append(trainer.step(*batch_at(step)))
+            done.append(trainer.step(*(x.to(recipe.on.device) for x in batch_at(step))))
         return Course(values(trainer.model), [metrics.loss for metrics in done], [metrics.grad_norm for metrics in done])
 
 
@@ -189,7 +202,8 @@ def make_trainer(recipe: Recipe, folder: Path) -> "Trainer":
 
     tokens = np.arange(10 * T) ** 2 % V
     data = Dataset(tokens, tokens, make_tokenizer("bytes", "", None), "", None, 1.0, "fixture", 1, None)
-    return Trainer(build(CASES[recipe.case], recipe.dtype), recipe.config, data, run=RunDir(folder))
+    model = build(CASES[recipe.case]._replace(on=recipe.on), recipe.dtype)
+    return Trainer(model, recipe.config, data, run=RunDir(folder))
 
 
 def resumed(trainer: "Trainer", recipe: Recipe) -> "Trainer":
@@ -203,10 +217,10 @@ def resumed(trainer: "Trainer", recipe: Recipe) -> "Trainer":
     return fresh
 
 
-def by_cutting(case: ModelCase) -> Iterator[Finding]:
+def by_cutting(case: ModelCase, dtypes: Iterable[str] = tuple(ACCUMULATION)) -> Iterator[Finding]:
     """L5: the gradients of a step do not feel how its batch is cut into micro-batches, nor what was in them before."""
-    for dtype, bound in ACCUMULATION.items():
-        model = build(case, dtype)
+    for dtype in dtypes:
+        model, bound = build(case, dtype), ACCUMULATION[dtype]
         loss, whole = _accumulated(model, 1)
         zeros = zero_by_identity(case.config, T)
         check = f"step[{case.name}, {dtype}]"
@@ -217,13 +231,14 @@ def by_cutting(case: ModelCase) -> Iterator[Finding]:
 
 
 def _accumulated(model: AnyModel, k: int) -> tuple[float, dict[str, Tensor]]:
-    loss = accumulate_gradients(model, *batch_at(1), grad_accum=k, step=STEP, first_sample=FIRST_SAMPLE)
+    tokens, targets = (x.to(model.device) for x in batch_at(1))
+    loss = accumulate_gradients(model, tokens, targets, grad_accum=k, step=STEP, first_sample=FIRST_SAMPLE)
     return loss, {name: g.clone() for name, g in model.grads.items()}
 
 
-def by_resume(dtype: str) -> Iterator[Finding]:
+def by_resume(dtype: str, on: Setting = LAW) -> Iterator[Finding]:
     """L5: a run that was stopped after half of its steps and resumed ends bit for bit where the unbroken one does."""
-    recipe = Recipe("penalties", {**_ADAM, "warmup_steps": 1}, steps=6, dtype=dtype)
+    recipe = Recipe("penalties", {**_ADAM, "warmup_steps": 1}, steps=6, dtype=dtype, on=on)
     with tempfile.TemporaryDirectory() as folder:
         unbroken, broken = (make_trainer(recipe, Path(folder) / name) for name in ("unbroken", "broken"))
         for step in range(recipe.steps):

@@ -1,0 +1,199 @@
+"""RMSNorm and LayerNorm, by themselves and with the residual sum before them: each row is read once, each way.
+
+    s = x + delta, rounded to its dtype      m = mean_C(s), 0 for RMSNorm      r = (mean_C((s - m)^2) + eps)^(-1/2)
+    n = (s - m) r w + b
+Backward: ops/rms_norm.py, ops/layer_norm.py and ops/add_norm.py. dw and db are summed over PARTS stretches of rows, then over the
+stretches, so that the sum does not depend on the number of threads.
+Judged by: tests/kernels/test_cpu.py."""
+
+from functools import partial
+from math import sqrt
+from typing import Any
+
+import numpy as np
+import torch
+from numba import prange
+from torch import Tensor
+
+from tapeless.kernels.cpu.jit import array, inlined, kernel, put, wide
+from tapeless.kernels.workspace import Workspace
+from tapeless.ops.add_norm import AddNormSaved
+from tapeless.ops.layer_norm import LayerNormSaved
+from tapeless.ops.numerics import rows
+from tapeless.ops.op import Op
+from tapeless.ops.rms_norm import RMSNormSaved
+
+PARTS = 16
+ZERO = np.float32(0)
+
+
+@inlined
+def _add(x, delta, s):  # (C,) each
+    for c in range(len(x)):
+        put(s, c, wide(x[c]) + wide(delta[c]))
+
+
+@inlined
+def _sum(x):  # (C,)
+    total = ZERO
+    for c in range(len(x)):
+        total += wide(x[c])
+    return total
+
+
+@inlined
+def _sum_of_squares(x, m):  # (C,)
+    total = ZERO
+    for c in range(len(x)):
+        centred = wide(x[c]) - m
+        total += centred * centred
+    return total
+
+
+@inlined
+def _scale(x, m, r, w, y):  # (C,) each
+    for c in range(len(x)):
+        put(y, c, (wide(x[c]) - m) * r * wide(w[c]))
+
+
+@inlined
+def _scale_shift(x, m, r, w, b, y):  # (C,) each
+    for c in range(len(x)):
+        put(y, c, (wide(x[c]) - m) * r * wide(w[c]) + wide(b[c]))
+
+
+@kernel
+def _forward(x, delta, w, b, eps, centre, s, n, m, r):  # x, delta, s, n (N, C); w, b (C,); m, r (N,)
+    N, C = x.shape
+    for i in prange(N):
+        row = x[i]
+        if len(delta) > 0:
+            row = s[i]
+            _add(x[i], delta[i], row)
+        mean = _sum(row) / np.float32(C) if centre else ZERO
+        rstd = np.float32(1) / np.float32(sqrt(_sum_of_squares(row, mean) / np.float32(C) + eps))
+        if len(b) > 0:
+            _scale_shift(row, mean, rstd, w, b, n[i])
+        else:
+            _scale(row, mean, rstd, w, n[i])
+        r[i] = rstd
+        if centre:
+            m[i] = mean
+
+
+@inlined
+def _row_sums(dy, x, m, r, w):  # (C,) each
+    """sum_C(dn) and sum_C(dn n)."""
+    total, against = ZERO, ZERO
+    for c in range(len(x)):
+        dn = wide(dy[c]) * wide(w[c])
+        total += dn
+        against += dn * ((wide(x[c]) - m) * r)
+    return total, against
+
+
+@inlined
+def _row_gradient(dy, x, m, r, w, mean, against, ds, dx):  # (C,) each
+    for c in range(len(x)):
+        n = (wide(x[c]) - m) * r
+        put(dx, c, r * (wide(dy[c]) * wide(w[c]) - mean - n * against) + wide(ds[c]))
+
+
+@inlined
+def _row_gradient_alone(dy, x, m, r, w, mean, against, dx):  # (C,) each
+    for c in range(len(x)):
+        n = (wide(x[c]) - m) * r
+        put(dx, c, r * (wide(dy[c]) * wide(w[c]) - mean - n * against))
+
+
+@inlined
+def _param_gradients(dy, x, m, r, dw, db):  # (C,) each
+    for c in range(len(x)):
+        dw[c] += wide(dy[c]) * ((wide(x[c]) - m) * r)
+        db[c] += wide(dy[c])
+
+
+@kernel
+def _backward(ds, dy, x, m, r, w, centre, dx, dw, db):  # ds, dy, x, dx (N, C); m, r (N,); w (C,); dw, db (PARTS, C) zeros
+    N, C = x.shape
+    parts = len(dw)
+    for part in prange(parts):
+        for i in range(N * part // parts, N * (part + 1) // parts):
+            mean = m[i] if centre else ZERO
+            total, against = _row_sums(dy[i], x[i], mean, r[i], w)
+            total = total / np.float32(C) if centre else ZERO
+            against = against / np.float32(C)
+            if len(ds) > 0:
+                _row_gradient(dy[i], x[i], mean, r[i], w, total, against, ds[i], dx[i])
+            else:
+                _row_gradient_alone(dy[i], x[i], mean, r[i], w, total, against, dx[i])
+            _param_gradients(dy[i], x[i], mean, r[i], dw[part], db[part])
+
+
+def _flat(x: Tensor | None, like: Tensor) -> Any:  # (N, C), or (0, C) for None
+    return array(like.new_empty(0, like.shape[-1]) if x is None else rows(x).contiguous())
+
+
+def add_norm_forward(
+    x: Tensor,  # (..., C)
+    delta: Tensor | None,  # (..., C)
+    w: Tensor,  # (C,)
+    b: Tensor | None = None,  # (C,)
+    *,
+    eps: float,
+    centre: bool,
+    ws: Workspace,
+) -> tuple[Tensor, Tensor, AddNormSaved]:  # s (..., C), n (..., C)
+    N, C = x.numel() // x.shape[-1], x.shape[-1]
+    s = x if delta is None else ws.empty(x.shape, x.dtype)
+    n = ws.empty(x.shape, x.dtype)
+    r = torch.empty(*x.shape[:-1], 1, dtype=torch.float32)
+    m = torch.empty(*x.shape[:-1], 1, dtype=torch.float32) if centre else r
+    out = array(s.view(N, C)) if delta is not None else _flat(None, x)
+    bias = array(w.new_empty(0) if b is None else b)
+    flat_x = _flat(x, x)
+    _forward(
+        flat_x, _flat(delta, x), array(w), bias, np.float32(eps), centre, out, array(n.view(N, C)), array(m.view(N)), array(r.view(N))
+    )
+    return s, n, AddNormSaved(LayerNormSaved(s, m, r) if centre else RMSNormSaved(s, r))
+
+
+def add_norm_backward(
+    ds: Tensor | None,  # (..., C)
+    dn: Tensor,  # (..., C)
+    saved: AddNormSaved,
+    w: Tensor,  # (C,)
+    *params_and_grads: Tensor | None,  # for RMSNorm dw (C,); for LayerNorm b, dw, db; gradients accumulated into
+    centre: bool,
+    ws: Workspace,
+) -> Tensor:  # dx (..., C), which is ddelta too
+    x, r = saved.norm.x, saved.norm.r
+    m = saved.norm.m if centre else r
+    dw, db = params_and_grads[1:] if centre else (params_and_grads[0], None)
+    N, C = x.numel() // x.shape[-1], x.shape[-1]
+    dx = ws.empty(x.shape, x.dtype)
+    sums = np.zeros((2, PARTS, C), dtype=np.float32)
+    _backward(
+        _flat(ds, x), _flat(dn, x), _flat(x, x), array(m.view(N)), array(r.view(N)), array(w), centre, array(dx.view(N, C)), *sums
+    )
+    for grad, parts in ((dw, sums[0]), (db, sums[1])):
+        if grad is not None:
+            grad += torch.from_numpy(parts.sum(0))
+    return dx
+
+
+def norm_forward(x: Tensor, *params: Any, **options: Any) -> tuple[Tensor, Any]:  # y (..., C)
+    _, y, saved = add_norm_forward(x, None, *params, **options)
+    return y, saved.norm
+
+
+def norm_backward(dy: Tensor, saved: Any, *params: Any, **options: Any) -> Tensor:  # dx (..., C)
+    return add_norm_backward(None, dy, AddNormSaved(saved), *params, **options)
+
+
+def add_norm(centre: bool, ws: Workspace) -> Op:
+    return Op(partial(add_norm_forward, centre=centre, ws=ws), partial(add_norm_backward, centre=centre, ws=ws))
+
+
+def norm(centre: bool, ws: Workspace) -> Op:
+    return Op(partial(norm_forward, centre=centre, ws=ws), partial(norm_backward, centre=centre, ws=ws))

@@ -1,0 +1,59 @@
+"""Token embedding: the rows are gathered by torch; their gradients are added in one fixed order.
+
+Backward: each thread owns a stretch of the columns and walks all tokens in their order, so that a token that stands in several
+places needs no lock and its sum has one order.
+Judged by: tests/kernels/test_cpu.py."""
+
+from functools import partial
+
+import torch
+from numba import prange
+from torch import Tensor
+
+from tapeless.kernels.cpu.jit import array, inlined, kernel, wide
+from tapeless.kernels.workspace import Workspace
+from tapeless.ops.embed import EmbedSaved
+from tapeless.ops.numerics import rows
+from tapeless.ops.op import Op
+
+COLUMNS = 64  # of a stretch: whole cache lines, also of bfloat16
+
+
+@inlined
+def _add(dw, dy):  # (c,) each
+    for c in range(len(dw)):
+        dw[c] += wide(dy[c])
+
+
+@kernel
+def _backward(tokens, dy, dw):  # (N,), (N, C), (V, C)
+    N, C = dy.shape
+    for stretch in prange(-(-C // COLUMNS)):
+        first, last = stretch * COLUMNS, min(C, (stretch + 1) * COLUMNS)
+        for n in range(N):
+            _add(dw[tokens[n], first:last], dy[n, first:last])
+
+
+def embed_forward(
+    tokens: Tensor,  # (...) int64
+    w: Tensor,  # (V, C)
+    *,
+    ws: Workspace,
+) -> tuple[Tensor, EmbedSaved]:  # y (..., C)
+    y = ws.empty((*tokens.shape, w.shape[1]), w.dtype)
+    torch.index_select(w, 0, tokens.reshape(-1), out=y.view(-1, w.shape[1]))
+    return y, EmbedSaved(tokens)
+
+
+def embed_backward(
+    dy: Tensor,  # (..., C)
+    saved: EmbedSaved,
+    w: Tensor,  # (V, C)
+    dw: Tensor | None,  # (V, C)  accumulated into
+) -> None:
+    if dw is not None:
+        _backward(array(saved.tokens.reshape(-1).contiguous()), array(rows(dy).contiguous()), array(dw))
+
+
+def embed(ws: Workspace) -> Op:
+    return Op(partial(embed_forward, ws=ws), embed_backward)

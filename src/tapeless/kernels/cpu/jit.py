@@ -1,0 +1,143 @@
+"""How the kernels are compiled: Numba's settings, the cache on disk, the threads, and bfloat16 as it lies in memory.
+
+- Flags. Numbers may be contracted, reassociated and divided by reciprocals, but NaN and infinity keep their meaning: what
+  comes in broken must go out broken. Hence the named flags, not `fastmath=True`.
+- Cache. Numba stores what it compiled, and compiles anew when a kernel's own file changes, but not when a function changes
+  that the kernel calls. The folder is therefore named after all sources together.
+- Threads. Numba and torch each bring a pool of threads, and a pool that has just worked spins for a while before it sleeps, in
+  the way of the other's. Both are GNU's OpenMP: shown torch's copy first, Numba's kernels run on torch's own threads.
+- bfloat16. Numba does not know it; it is uint16 there, the upper half of a float32."""
+
+import ctypes
+import hashlib
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numba
+import numpy as np
+import torch
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic, overload
+from torch import Tensor
+
+log = logging.getLogger("tapeless")
+
+FLAGS = {"contract", "reassoc", "arcp", "afn"}
+OPTIONS = {"error_model": "numpy", "nogil": True}  # x / 0 is what IEEE says, without a test that would stop vectorising
+
+
+def _share_threads() -> None:
+    """Make torch's OpenMP the one that Numba's finds; where torch has none of its own, each keeps its pool."""
+    for library in (Path(torch.__file__).parent / "lib").glob("libgomp*"):
+        ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
+    numba.config.THREADING_LAYER = "default"
+
+
+def cache_folder() -> Path:
+    """Where compiled kernels of exactly these sources lie."""
+    sources = sorted(Path(__file__).parent.glob("*.py"))
+    name = hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()[:16]
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(os.environ.get("NUMBA_CACHE_DIR") or Path(home) / "tapeless") / f"kernels-{name}"
+
+
+_share_threads()
+_FOLDER = cache_folder()
+
+
+def announce_first_use() -> None:
+    if not any(_FOLDER.glob("**/*.nbi")):
+        log.warning("first use of the CPU kernels here: each is compiled when it is needed, and kept in %s", _FOLDER)
+
+
+def _compiled(**options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        before, numba.config.CACHE_DIR = numba.config.CACHE_DIR, str(_FOLDER)  # read when the function is decorated
+        try:
+            return numba.njit(cache=True, **OPTIONS, **options)(function)
+        finally:
+            numba.config.CACHE_DIR = before
+
+    return decorate
+
+
+kernel = _compiled(parallel=True, fastmath=FLAGS)  # runs on all threads; its `prange` loops are shared out
+inlined = numba.njit(fastmath=FLAGS, **OPTIONS)  # a part of kernels
+exact = numba.njit(fastmath={"contract"}, **OPTIONS)  # likewise, where the order of the operations is the point
+
+
+@numba.njit(fastmath=True, **OPTIONS)
+def largest(x):  # type: ignore[no-untyped-def]  # (n,) float32 or bfloat16
+    """Of the numbers; if there is a NaN among them, anything. A maximum that minds NaN is not vectorised, and the callers' sum of
+    exponentials minds it anyway."""
+    top = np.float32(-np.inf)
+    for i in range(len(x)):
+        value = wide(x[i])
+        top = value if value > top else top
+    return top
+
+
+def array(x: Tensor) -> np.ndarray:
+    """The same memory as numpy sees it."""
+    return (x.view(torch.uint16) if x.dtype == torch.bfloat16 else x).numpy()
+
+
+FLOAT, BITS, HALF = ir.FloatType(), ir.IntType(32), ir.IntType(16)
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def wide(typingctx: Any, x: Any) -> Any:
+    """An element as float32: itself, or the bits of a bfloat16 with sixteen zeros behind them."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        if x == types.float32:
+            return args[0]
+        return builder.bitcast(builder.shl(builder.zext(args[0], BITS), BITS(16)), FLOAT)
+
+    return types.float32(x), codegen
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def narrow(typingctx: Any, x: Any) -> Any:
+    """The nearest bfloat16 of a float32, the even one of two that are as near, as bits; NaN stays NaN."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        bits = builder.bitcast(args[0], BITS)
+        is_odd = builder.and_(builder.lshr(bits, BITS(16)), BITS(1))
+        rounded = builder.add(builder.add(bits, BITS(0x7FFF)), is_odd)
+        nan = builder.fcmp_unordered("uno", args[0], args[0])
+        return builder.trunc(builder.lshr(builder.select(nan, BITS(0x7FC00000), rounded), BITS(16)), HALF)
+
+    return types.uint16(types.float32), codegen
+
+
+def put(row: np.ndarray, i: int, x: float) -> None:
+    """row[i] = x, rounded to what the row holds."""
+    raise NotImplementedError("only within kernels")
+
+
+@overload(put)
+def _put(row, i, x):
+    def rounded(row, i, x):
+        row[i] = narrow(x)
+
+    def plain(row, i, x):
+        row[i] = x
+
+    return rounded if row.dtype == types.uint16 else plain
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def bare(typingctx: Any, x: Any) -> Any:
+    """The same array without a count of references. Threads that slice one array would wait for each other at its counter."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        array = context.make_array(x)(context, builder, args[0])
+        array.meminfo = ir.Constant(array.meminfo.type, None)
+        return array._getvalue()
+
+    return x(x), codegen

@@ -1,0 +1,80 @@
+"""Linear map: torch's products into buffers of the workspace. Formulas: ops/linear.py.
+
+In float32 torch adds the weights' gradient to its place within the product. In bfloat16 the product is rounded to bfloat16 first
+(torch has none with a float32 result here), and one pass adds it.
+Judged by: tests/kernels/test_cpu.py."""
+
+from functools import partial
+
+import torch
+from numba import prange
+from torch import Tensor
+
+from tapeless.kernels.cpu.jit import array, inlined, kernel, wide
+from tapeless.kernels.workspace import Workspace
+from tapeless.ops.linear import LinearSaved
+from tapeless.ops.numerics import add_row_sum, rows
+from tapeless.ops.op import Op
+
+STRETCH = 2**13  # elements that a thread adds in one go
+
+
+@inlined
+def _add_stretch(dw, part):  # (n,) each
+    for i in range(len(dw)):
+        dw[i] += wide(part[i])
+
+
+@kernel
+def _add(dw, part):  # (n,) float32, (n,) bfloat16
+    for stretch in prange(-(-len(dw) // STRETCH)):
+        first, last = stretch * STRETCH, min(len(dw), (stretch + 1) * STRETCH)
+        _add_stretch(dw[first:last], part[first:last])
+
+
+def add_product(dw: Tensor, a: Tensor, b: Tensor, ws: Workspace) -> None:  # dw (M, K) += a (M, N) @ b (N, K)
+    if dw.dtype == a.dtype:
+        dw.addmm_(a, b)
+    else:
+        part = ws.empty(dw.shape, a.dtype)
+        torch.mm(a, b, out=part)
+        _add(array(dw.view(-1)), array(part.view(-1)))
+
+
+def linear_forward(
+    x: Tensor,  # (..., I)
+    w: Tensor,  # (O, I)
+    b: Tensor | None,  # (O,)
+    *,
+    ws: Workspace,
+) -> tuple[Tensor, LinearSaved]:  # y (..., O)
+    y = ws.empty((*x.shape[:-1], w.shape[0]), x.dtype)
+    flat = y.view(-1, w.shape[0])
+    if b is None:
+        torch.mm(rows(x), w.t(), out=flat)
+    else:
+        torch.addmm(b, rows(x), w.t(), out=flat)
+    return y, LinearSaved(x)
+
+
+def linear_backward(
+    dy: Tensor,  # (..., O)
+    saved: LinearSaved,
+    w: Tensor,  # (O, I)
+    b: Tensor | None,  # (O,)
+    dw: Tensor | None,  # (O, I)  accumulated into
+    db: Tensor | None,  # (O,)  accumulated into
+    *,
+    ws: Workspace,
+) -> Tensor:  # dx (..., I)
+    if dw is not None:
+        add_product(dw, rows(dy).t(), rows(saved.x), ws)
+    if db is not None:
+        add_row_sum(db, dy)
+    dx = ws.empty((*dy.shape[:-1], w.shape[1]), dy.dtype)
+    torch.mm(rows(dy), w, out=dx.view(-1, w.shape[1]))
+    return dx
+
+
+def linear(ws: Workspace) -> Op:
+    return Op(partial(linear_forward, ws=ws), partial(linear_backward, ws=ws))

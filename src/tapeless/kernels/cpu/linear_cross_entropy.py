@@ -1,0 +1,214 @@
+"""The output product and its loss, a block of rows at a time. Within a block the logits turn into their gradient in place.
+
+Formulas: ops/cross_entropy.py. `both` runs forward and backward together: the logits of a block are computed once, and while they
+are there become the loss, dlogits, dx and dw. Apart from each other, backward computes the logits again.
+Judged by: tests/kernels/test_cpu.py."""
+
+import math
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from numba import prange
+from torch import Tensor
+
+from tapeless.kernels.cpu.functions import exp, tanh
+from tapeless.kernels.cpu.jit import array, inlined, kernel, largest, put, wide
+from tapeless.kernels.cpu.linear import add_product
+from tapeless.kernels.workspace import Workspace
+from tapeless.ops.cross_entropy import IGNORED, valid_targets
+from tapeless.ops.linear_cross_entropy import LinearCrossEntropySaved
+from tapeless.ops.numerics import rows
+from tapeless.ops.op import Op
+
+BLOCK = 2**24  # logits alive at a time: products of fewer rows are slower
+ZERO, ONE, TWO = np.float32(0), np.float32(1), np.float32(2)
+
+
+@inlined
+def _plain(x, cap):
+    return x
+
+
+@inlined
+def _capped(x, cap):
+    return cap * tanh(x / cap)
+
+
+@inlined
+def _through_plain(z, cap):
+    return ONE
+
+
+@inlined
+def _through_cap(z, cap):  # the cap's derivative
+    return ONE - (z / cap) * (z / cap)
+
+
+def _row(capped: Any, through: Any) -> tuple[Any, Any]:
+    """The passes over one row, with a cap or without: a loop that need not ask is vectorised."""
+
+    @inlined
+    def sums(x, cap, top, smoothing):  # (V,): sum of exp(z - top), and of z where it is asked for
+        exponentials, total = ZERO, ZERO
+        for i in range(len(x)):
+            exponentials += exp(capped(wide(x[i]), cap) - top)
+        if smoothing > ZERO:
+            for i in range(len(x)):
+                total += capped(wide(x[i]), cap)
+        return exponentials, total
+
+    @inlined
+    def loss(x, target, smoothing, z_loss, cap):  # (V,) -> loss, lse
+        top = capped(largest(x), cap)
+        exponentials, total = sums(x, cap, top, smoothing)
+        lse = top + np.float32(math.log(exponentials))
+        if target == IGNORED:
+            return ZERO, lse
+        hit = (ONE - smoothing) * capped(wide(x[target]), cap)
+        return lse - hit - smoothing * total / np.float32(len(x)) + z_loss * lse * lse, lse
+
+    @inlined
+    def gradient(x, target, lse, scale, smoothing, z_loss, cap):  # (V,) in place: logits in, dlogits out
+        if target == IGNORED:
+            x[:] = 0
+            return
+        factor, spread = ONE + TWO * z_loss * lse, smoothing / np.float32(len(x))
+        z_target = capped(wide(x[target]), cap)
+        for i in range(len(x)):
+            z = capped(wide(x[i]), cap)
+            put(x, i, scale * (factor * exp(z - lse) - spread) * through(z, cap))
+        dz = factor * exp(z_target - lse) - spread - (ONE - smoothing)
+        put(x, target, scale * dz * through(z_target, cap))
+
+    return loss, gradient
+
+
+_loss, _gradient = _row(_plain, _through_plain)
+_loss_capped, _gradient_capped = _row(_capped, _through_cap)
+
+
+@kernel
+def _losses(logits, targets, smoothing, z_loss, cap, losses, lse):  # (N, V), (N,); losses, lse (N,) float32
+    for n in prange(len(logits)):
+        if cap > ZERO:
+            losses[n], lse[n] = _loss_capped(logits[n], targets[n], smoothing, z_loss, cap)
+        else:
+            losses[n], lse[n] = _loss(logits[n], targets[n], smoothing, z_loss, cap)
+
+
+@kernel
+def _gradients(logits, targets, lse, scale, smoothing, z_loss, cap):  # (N, V) in place, (N,), (N,)
+    for n in prange(len(logits)):
+        if cap > ZERO:
+            _gradient_capped(logits[n], targets[n], lse[n], scale, smoothing, z_loss, cap)
+        else:
+            _gradient(logits[n], targets[n], lse[n], scale, smoothing, z_loss, cap)
+
+
+@kernel
+def _both(logits, targets, scale, smoothing, z_loss, cap, losses):  # (N, V) in place, (N,), (N,)
+    """Each row is in the cache when its gradient is made."""
+    for n in prange(len(logits)):
+        if cap > ZERO:
+            losses[n], lse = _loss_capped(logits[n], targets[n], smoothing, z_loss, cap)
+            _gradient_capped(logits[n], targets[n], lse, scale, smoothing, z_loss, cap)
+        else:
+            losses[n], lse = _loss(logits[n], targets[n], smoothing, z_loss, cap)
+            _gradient(logits[n], targets[n], lse, scale, smoothing, z_loss, cap)
+
+
+def _blocks(
+    x: Tensor,  # (..., C)
+    targets: Tensor,  # (...)
+    w: Tensor,  # (V, C)
+    ws: Workspace,
+) -> Iterator[tuple[slice, Tensor, Tensor, Tensor]]:
+    """Which rows, their x (n, C), targets (n,) and logits (n, V)."""
+    flat, y, V = rows(x), targets.reshape(-1).contiguous(), w.shape[0]
+    height = max(1, BLOCK // V)
+    buffer = ws.empty((min(height, len(flat)), V), x.dtype)
+    for first in range(0, len(flat), height):
+        which = slice(first, min(first + height, len(flat)))
+        logits = buffer[: which.stop - first]
+        torch.mm(flat[which], w.t(), out=logits)
+        yield which, flat[which], y[which], logits
+
+
+def _numbers(label_smoothing: float, z_loss: float, softcap: float) -> tuple[Any, ...]:
+    return np.float32(label_smoothing), np.float32(z_loss), np.float32(softcap)
+
+
+def linear_cross_entropy_forward(
+    x: Tensor,  # (..., C)
+    targets: Tensor,  # (...) int64; -100 is ignored
+    w: Tensor,  # (V, C)
+    *,
+    num_targets: int | None = None,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    softcap: float = 0.0,
+    ws: Workspace,
+) -> tuple[Tensor, LinearCrossEntropySaved]:  # loss ()
+    count = num_targets or valid_targets(targets)
+    losses, lse = torch.empty(targets.numel()), torch.empty(targets.numel(), 1)
+    for which, _, y, logits in _blocks(x, targets, w, ws):
+        numbers = _numbers(label_smoothing, z_loss, softcap)
+        _losses(array(logits), array(y), *numbers, array(losses[which]), array(lse[which, 0]))
+    return losses.sum(dtype=torch.float64).div(count).float(), LinearCrossEntropySaved(x, targets, lse)
+
+
+def linear_cross_entropy_backward(
+    dloss: Tensor | float,  # ()
+    saved: LinearCrossEntropySaved,
+    w: Tensor,  # (V, C)
+    dw: Tensor | None,  # (V, C)  accumulated into
+    *,
+    num_targets: int | None = None,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    softcap: float = 0.0,
+    ws: Workspace,
+) -> Tensor:  # dx (..., C)
+    x, targets, lse = saved
+    scale = np.float32(float(dloss) / (num_targets or valid_targets(targets)))
+    dx = ws.empty(x.shape, x.dtype)
+    for which, x_block, y, logits in _blocks(x, targets, w, ws):
+        _gradients(array(logits), array(y), array(lse[which, 0]), scale, *_numbers(label_smoothing, z_loss, softcap))
+        _products(logits, x_block, w, rows(dx)[which], dw, ws)
+    return dx
+
+
+def linear_cross_entropy_both(
+    x: Tensor,  # (..., C)
+    targets: Tensor,  # (...) int64; -100 is ignored
+    w: Tensor,  # (V, C)
+    dw: Tensor | None,  # (V, C)  accumulated into
+    *,
+    num_targets: int | None = None,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    softcap: float = 0.0,
+    ws: Workspace,
+) -> tuple[Tensor, Tensor]:  # loss (), dx (..., C)
+    count = num_targets or valid_targets(targets)
+    losses = torch.empty(targets.numel())
+    dx = ws.empty(x.shape, x.dtype)
+    numbers = _numbers(label_smoothing, z_loss, softcap)
+    for which, x_block, y, logits in _blocks(x, targets, w, ws):
+        _both(array(logits), array(y), np.float32(1 / count), *numbers, array(losses[which]))
+        _products(logits, x_block, w, rows(dx)[which], dw, ws)
+    return losses.sum(dtype=torch.float64).div(count).float(), dx
+
+
+def _products(dlogits: Tensor, x: Tensor, w: Tensor, dx: Tensor, dw: Tensor | None, ws: Workspace) -> None:
+    torch.mm(dlogits, w, out=dx)
+    if dw is not None:
+        add_product(dw, dlogits.t(), x, ws)
+
+
+def linear_cross_entropy(ws: Workspace) -> Op:
+    forward, backward = partial(linear_cross_entropy_forward, ws=ws), partial(linear_cross_entropy_backward, ws=ws)
+    return Op(forward, backward, partial(linear_cross_entropy_both, ws=ws))

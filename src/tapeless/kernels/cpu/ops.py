@@ -1,0 +1,33 @@
+"""The set of ops for CPUs, bound to one workspace."""
+
+from types import MappingProxyType
+
+from tapeless.kernels.cpu.add_norm import add_norm, norm
+from tapeless.kernels.cpu.attention import attention
+from tapeless.kernels.cpu.embed import embed
+from tapeless.kernels.cpu.ffn_gate import ffn_gates
+from tapeless.kernels.cpu.linear import linear
+from tapeless.kernels.cpu.linear_cross_entropy import linear_cross_entropy
+from tapeless.kernels.cpu.qkv_rope import qkv_rope
+from tapeless.kernels.cpu.update import adam_update, grad_norm
+from tapeless.kernels.workspace import Workspace
+from tapeless.ops.dropout import DROPOUT
+from tapeless.ops.op import OpSet
+
+
+def cpu_ops() -> OpSet:
+    ws = Workspace()
+    return OpSet(
+        name="cpu",
+        embed=embed(ws),
+        norm=MappingProxyType({"rms": norm(False, ws), "layer": norm(True, ws)}),
+        add_norm=MappingProxyType({"rms": add_norm(False, ws), "layer": add_norm(True, ws)}),
+        qkv_rope=qkv_rope(ws),
+        attention=attention(ws),
+        linear=linear(ws),
+        ffn_gate=MappingProxyType(ffn_gates(ws)),
+        linear_cross_entropy=linear_cross_entropy(ws),
+        dropout=DROPOUT,
+        adam_update=adam_update,
+        grad_norm=grad_norm,
+    )

@@ -1,0 +1,201 @@
+"""From the fused q, k, v product to the heads that attention reads, one pass each way: split, QK-norm, rotation.
+
+Formulas: ops/qkv_rope.py. Each row of T is one unit of work: all heads of one token.
+Judged by: tests/kernels/test_cpu.py."""
+
+from functools import lru_cache, partial
+from math import sqrt
+
+import numpy as np
+import torch
+from numba import prange
+from torch import Tensor
+
+from tapeless.kernels.cpu.jit import array, inlined, kernel, put, wide
+from tapeless.kernels.workspace import Workspace
+from tapeless.ops.op import Op
+from tapeless.ops.qkv_rope import QKVRopeSaved
+from tapeless.ops.rope import rope_tables
+
+PARTS = 16  # stretches of rows over which the norms' gradients are summed, whatever the number of threads
+ZERO, ONE = np.float32(0), np.float32(1)
+
+
+@lru_cache(maxsize=8)
+def _tables(T: int, D: int, theta: float | None, offset: int) -> tuple[np.ndarray, np.ndarray]:  # cos, sin (T, D/2)
+    """Without a rotation (0, D/2), which the kernels take for none."""
+    if theta is None:
+        return np.empty((0, D // 2), np.float32), np.empty((0, D // 2), np.float32)
+    cos, sin = rope_tables(torch.empty(T, D), theta, offset)
+    return array(cos), array(sin)
+
+
+@inlined
+def _load(x, row):  # (D,) each
+    for d in range(len(x)):
+        row[d] = wide(x[d])
+
+
+@inlined
+def _store(row, y):  # (D,) each
+    for d in range(len(y)):
+        put(y, d, row[d])
+
+
+@inlined
+def _rotate(row, cos, sin):  # (D,), (D/2,), (D/2,)
+    half = len(cos)
+    low, high = row[:half], row[half:]
+    for i in range(half):
+        a, b = low[i], high[i]
+        low[i] = a * cos[i] - b * sin[i]
+        high[i] = b * cos[i] + a * sin[i]
+
+
+@inlined
+def _rotate_back(row, cos, sin):  # (D,), (D/2,), (D/2,)
+    half = len(cos)
+    low, high = row[:half], row[half:]
+    for i in range(half):
+        a, b = low[i], high[i]
+        low[i] = a * cos[i] + b * sin[i]
+        high[i] = b * cos[i] - a * sin[i]
+
+
+@inlined
+def _dot(a, b):  # (D,) each
+    total = ZERO
+    for d in range(len(a)):
+        total += a[d] * b[d]
+    return total
+
+
+@inlined
+def _scale(row, r, w):  # (D,), scalar, (D,)
+    for d in range(len(row)):
+        row[d] = row[d] * r * wide(w[d])
+
+
+@kernel
+def _forward(qkv, w, eps, cos, sin, q, k, v, r):
+    # qkv (B, T, H+2G, D); w (2, D) of q and k or (0, D); cos, sin (T, D/2) or (0, D/2); q (B, H, T, D); k, v (B, G, T, D)
+    # r (B, T, H+G), read and written where w is there
+    B, T, heads, D = qkv.shape
+    H, G = q.shape[1], k.shape[1]
+    for i in prange(B * T):
+        b, t = i // T, i % T
+        row = np.empty(D, np.float32)
+        for h in range(H + G):
+            _load(qkv[b, t, h], row)
+            if len(w) > 0:
+                r[b, t, h] = ONE / np.float32(sqrt(_dot(row, row) / np.float32(D) + eps))
+                _scale(row, r[b, t, h], w[0] if h < H else w[1])
+            if len(cos) > 0:
+                _rotate(row, cos[t], sin[t])
+            if h < H:
+                _store(row, q[b, h, t])
+            else:
+                _store(row, k[b, h - H, t])
+        for g in range(G):
+            v[b, g, t, :] = qkv[b, t, H + G + g, :]
+
+
+@inlined
+def _norm_backward(row, x, r, w, dw):  # row: dy in, dx out (D,); x (D,); w (D,); dw (D,)
+    against = ZERO
+    for d in range(len(row)):
+        against += row[d] * wide(w[d]) * (wide(x[d]) * r)
+    against = against / np.float32(len(row))
+    for d in range(len(row)):
+        n = wide(x[d]) * r
+        dw[d] += row[d] * n
+        row[d] = r * (row[d] * wide(w[d]) - n * against)
+
+
+@kernel
+def _backward(dq, dk, dv, qkv, w, r, cos, sin, dqkv, dw):
+    # dq (B, H, T, D); dk, dv (B, G, T, D); qkv (B, T, H+2G, D) where w is there; dqkv (B, T, H+2G, D); dw (PARTS, 2, D) zeros
+    B, T, heads, D = dqkv.shape
+    H, G = dq.shape[1], dk.shape[1]
+    parts = len(dw)
+    for part in prange(parts):
+        row = np.empty(D, np.float32)
+        for i in range(B * T * part // parts, B * T * (part + 1) // parts):
+            b, t = i // T, i % T
+            for h in range(H + G):
+                if h < H:
+                    _load(dq[b, h, t], row)
+                else:
+                    _load(dk[b, h - H, t], row)
+                if len(cos) > 0:
+                    _rotate_back(row, cos[t], sin[t])
+                if len(w) > 0:
+                    which = 0 if h < H else 1
+                    _norm_backward(row, qkv[b, t, h], r[b, t, h], w[which], dw[part, which])
+                _store(row, dqkv[b, t, h])
+            for g in range(G):
+                dqkv[b, t, H + G + g, :] = dv[b, g, t, :]
+
+
+def _norm_weights(wq_norm: Tensor | None, wk_norm: Tensor | None, like: Tensor, D: int) -> np.ndarray:  # (2, D) or (0, D)
+    return array(like.new_empty(0, D) if wq_norm is None or wk_norm is None else torch.stack([wq_norm, wk_norm]))
+
+
+def qkv_rope_forward(
+    qkv: Tensor,  # (B, T, (H+2G)*D)
+    wq_norm: Tensor | None,  # (D,)
+    wk_norm: Tensor | None,  # (D,)
+    *,
+    num_heads: int,
+    num_kv_heads: int,
+    theta: float | None,
+    eps: float,
+    offset: int = 0,
+    ws: Workspace,
+) -> tuple[Tensor, Tensor, Tensor, QKVRopeSaved | None]:  # q (B, H, T, D), k (B, G, T, D), v (B, G, T, D)
+    (B, T, width), H, G = qkv.shape, num_heads, num_kv_heads
+    D = width // (H + 2 * G)
+    q, k, v = (ws.empty((B, heads, T, D), qkv.dtype) for heads in (H, G, G))
+    w = _norm_weights(wq_norm, wk_norm, qkv, D)
+    r = torch.empty(B, T, H + G if len(w) else 0)
+    heads = array(qkv.contiguous().view(B, T, -1, D))
+    _forward(heads, w, np.float32(eps), *_tables(T, D, theta, offset), array(q), array(k), array(v), array(r))
+    if not len(w):
+        return q, k, v, None
+    rq, rk = (part.transpose(1, 2).unsqueeze(-1) for part in r.split([H, G], 2))
+    return q, k, v, QKVRopeSaved(qkv, rq, rk)
+
+
+def qkv_rope_backward(
+    dq: Tensor,  # (B, H, T, D)
+    dk: Tensor,  # (B, G, T, D)
+    dv: Tensor,  # (B, G, T, D)
+    saved: QKVRopeSaved | None,
+    wq_norm: Tensor | None,  # (D,)
+    wk_norm: Tensor | None,  # (D,)
+    dwq_norm: Tensor | None,  # (D,)  accumulated into
+    dwk_norm: Tensor | None,  # (D,)  accumulated into
+    *,
+    theta: float | None,
+    offset: int = 0,
+    ws: Workspace,
+) -> Tensor:  # dqkv (B, T, (H+2G)*D)
+    (B, H, T, D), G = dq.shape, dk.shape[1]
+    dqkv = ws.empty((B, T, (H + 2 * G) * D), dq.dtype)
+    w = _norm_weights(wq_norm, wk_norm, dq, D)
+    if saved is None:
+        qkv, r = dq.new_empty(0, 0, 0, 0), torch.empty(0, 0, 0)
+    else:
+        qkv = saved.qkv.contiguous().view(B, T, -1, D)
+        r = torch.cat([saved.rq, saved.rk], 1).squeeze(-1).transpose(1, 2).contiguous()  # (B, T, H+G)
+    dw = np.zeros((PARTS, 2, D), np.float32)
+    upstream = (array(x.contiguous()) for x in (dq, dk, dv))
+    _backward(*upstream, array(qkv), w, array(r), *_tables(T, D, theta, offset), array(dqkv.view(B, T, -1, D)), dw)
+    for grad, total in zip((dwq_norm, dwk_norm), torch.from_numpy(dw.sum(0)), strict=True):
+        if grad is not None:
+            grad += total
+    return dqkv
+
+
+def qkv_rope(ws: Workspace) -> Op:
+    return Op(partial(qkv_rope_forward, ws=ws), partial(qkv_rope_backward, ws=ws))

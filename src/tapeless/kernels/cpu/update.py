@@ -1,0 +1,89 @@
+"""The optimizer's passes over the flat buffers: the norm of the gradients, and Adam's update with everything that belongs to it.
+
+Formulas: optim/adam.py and optim/clip.py. One pass reads p, g, m and v, and writes p, m, v and the copy that products read; the
+clipping factor and the decay are multiplied in on the way.
+Judged by: tests/kernels/cpu/test_update.py."""
+
+from math import sqrt
+
+import numpy as np
+import torch
+from numba import prange
+from torch import Tensor
+
+from tapeless.kernels.cpu.jit import array, inlined, kernel, narrow
+
+STRETCH = 2**14  # gradients summed in float32 at a time, the sums then in float64: the same for any number of threads
+ONE = np.float32(1)
+
+
+@inlined
+def _sum_of_squares(x):  # (n,)
+    total = np.float32(0)
+    for i in range(len(x)):
+        total += x[i] * x[i]
+    return total
+
+
+@kernel
+def _sums_of_squares(x, sums):  # (n,), (stretches,) float64
+    for stretch in prange(len(sums)):
+        sums[stretch] = _sum_of_squares(x[stretch * STRETCH : min(len(x), (stretch + 1) * STRETCH)])
+
+
+def grad_norm(
+    grads: Tensor,  # (n,) flat
+) -> Tensor:  # () float64
+    sums = np.empty(-(-len(grads) // STRETCH), dtype=np.float64)
+    _sums_of_squares(array(grads), sums)
+    return torch.from_numpy(sums).sum().sqrt()
+
+
+@inlined
+def _adam(p, g, m, v, scale, shrink, rate, beta1, beta2, correction, eps):  # (n,) each
+    for i in range(len(p)):
+        d = g[i] * scale
+        m[i] = m[i] + (ONE - beta1) * (d - m[i])
+        v[i] = beta2 * v[i] + (ONE - beta2) * d * d
+        p[i] = p[i] * shrink - rate * m[i] / (np.float32(sqrt(v[i])) * correction + eps)
+
+
+@inlined
+def _round(p, copy):  # (n,) each
+    for i in range(len(p)):
+        copy[i] = narrow(p[i])
+
+
+@kernel
+def _adam_pieces(pieces, p, g, m, v, copy, scale, shrink, rate, beta1, beta2, correction, eps):
+    # pieces (k, 3): from, to, whether it decays; the flat buffers (n,); copy (n,) bfloat16, or (0,)
+    for k in prange(len(pieces)):
+        first, last, decays = pieces[k]
+        mine = p[first:last]
+        factor = shrink if decays else ONE
+        _adam(mine, g[first:last], m[first:last], v[first:last], scale, factor, rate, beta1, beta2, correction, eps)
+        if len(copy) > 0:
+            _round(mine, copy[first:last])
+
+
+def adam_update(
+    p: Tensor,  # (n,) float32, as are g, m and v
+    g: Tensor,  # (n,)
+    m: Tensor,  # (n,)
+    v: Tensor,  # (n,)
+    copy: Tensor | None,  # (n,) bfloat16: receives p
+    pieces: Tensor,  # (k, 3) int64: from, to, whether it decays
+    *,
+    t: int,  # of this step, from 1
+    lr: float,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    weight_decay: float,
+    scale: float,  # of the gradients
+) -> None:
+    numbers = (scale, 1 - lr * weight_decay, lr / (1 - beta1**t), beta1, beta2, 1 / sqrt(1 - beta2**t), eps)
+    buffers = (array(x) for x in (p, g, m, v))
+    target = array(p.new_empty(0, dtype=torch.bfloat16) if copy is None else copy)
+    _adam_pieces(array(pieces), *buffers, target, *(np.float32(x) for x in numbers))
+    torch.autograd.graph.increment_version([p, m, v] if copy is None else [p, m, v, copy])

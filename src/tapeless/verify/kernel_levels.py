@@ -1,0 +1,135 @@
+"""The levels for a kernel set: what can be asked of ops that compute in float32 and bfloat16 only.
+
+    L0, L1   each of its ops                                         kernel_ops.py
+    L2       whole models by the float64 of the reference, and by the reference's own error in the same dtype
+    L3       Hugging Face in float32
+    L4       training in float32 and bfloat16 beside autograd and torch.optim in float64
+    L5       every recompute policy, repetition, other work in between, micro-batches, resume
+    L6       causality, documents, kv_cache, order of the batch, padding, identities, in float32
+Judged by: tests/verify/test_kernel_levels.py."""
+
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from tapeless.config import ModelConfig
+from tapeless.errors import MissingError
+from tapeless.kernels.choose import choose
+from tapeless.ops.op import OpSet
+from tapeless.verify.cases import cases_of
+from tapeless.verify.finding import Finding, distance
+from tapeless.verify.fixtures import TRANSFORMER_CASES, ModelCase, Setting, T, build, data_of, gradients, move_off_init
+from tapeless.verify.hf_levels import FAMILIES, check_family, missing
+from tapeless.verify.kernel_ops import kernel_level_0, kernel_level_1
+from tapeless.verify.metamorphic import check_metamorphic, sums_are_wide
+from tapeless.verify.model_judges import by_precision, kernel_bound, zero_by_identity
+from tapeless.verify.model_levels import by_accumulation, by_interruption, by_recompute
+from tapeless.verify.oracles import Point
+from tapeless.verify.training import CASES, RECIPES, by_cutting, by_resume, by_torch, our_course
+
+NARROW = ("float32", "bfloat16")
+SEEDS = range(1, 4)  # of the weights: a reference that is right by luck once should not be the measure
+SHORT = 20  # steps of a run
+
+
+def op_set(on: Setting, dtype: str = "float32") -> OpSet:
+    return choose(on.ops, torch.device(on.device), dtype).ops
+
+
+def narrow_dtypes(on: Setting) -> tuple[str, ...]:
+    """Those that a set is judged in: float32, and bfloat16 if it has that."""
+    op_set(on)
+    try:
+        op_set(on, "bfloat16")
+    except MissingError:
+        return NARROW[:1]
+    return NARROW
+
+
+def kernel_levels(on: Setting) -> dict[str, Callable[[], Iterator[Finding]]]:
+    dtypes, cases = narrow_dtypes(on), list(cases_of(op_set(on), on.device))
+    models = [case._replace(on=on) for case in TRANSFORMER_CASES]
+    return {
+        "L0": lambda: kernel_level_0(cases),
+        "L1": lambda: kernel_level_1(cases, dtypes),
+        "L2": lambda: kernel_level_2(models, dtypes),
+        "L3": lambda: kernel_level_3(on),
+        "L4": lambda: kernel_level_4(on, dtypes),
+        "L5": lambda: kernel_level_5(models, on, dtypes),
+        "L6": lambda: kernel_level_6(models, on, dtypes),
+    }
+
+
+def ops_findings(on: Setting, only: str | None = None) -> Iterator[Finding]:
+    """L0 and L1: the ops of a set alone, or one of them."""
+    cases = list(cases_of(op_set(on), on.device, only))
+    yield from kernel_level_0(cases)
+    yield from kernel_level_1(cases, narrow_dtypes(on))
+
+
+def kernel_level_2(models: Sequence[ModelCase], dtypes: Sequence[str]) -> Iterator[Finding]:
+    for case in models:
+        yield from by_precision(case, dtypes)
+        for dtype in dtypes:
+            yield from by_reference(case, dtype)
+
+
+def kernel_level_3(on: Setting) -> Iterator[Finding]:
+    if missing() is None:
+        for family in FAMILIES:
+            yield from check_family(family._replace(on=on), "float32")
+
+
+def kernel_level_4(on: Setting, dtypes: Sequence[str]) -> Iterator[Finding]:
+    """Every short recipe of a transformer, those of float64 in float32."""
+    for recipe in RECIPES:
+        dtype = "float32" if recipe.dtype == "float64" else recipe.dtype
+        if isinstance(CASES[recipe.case].config, ModelConfig) and recipe.steps <= SHORT and dtype in dtypes:
+            recipe = recipe._replace(dtype=dtype, on=on)
+            yield from by_torch(recipe, our_course(recipe))
+
+
+def kernel_level_5(models: Sequence[ModelCase], on: Setting, dtypes: Sequence[str]) -> Iterator[Finding]:
+    for case in models:
+        for dtype in dtypes:
+            for judge in (by_recompute, by_interruption, by_accumulation):
+                yield from judge(case, dtype)
+        yield from by_cutting(case, dtypes)
+    for dtype in dtypes:
+        yield from by_resume(dtype, on)
+
+
+def kernel_level_6(models: Sequence[ModelCase], on: Setting, dtypes: Sequence[str]) -> Iterator[Finding]:
+    if "bfloat16" in dtypes:
+        yield from sums_are_wide(op_set(on, "bfloat16"), on.device)
+    for case in models:
+        yield from check_metamorphic(case, "float32")
+
+
+def oracle_of(dtype: str) -> str:
+    return f"reference in {dtype}"
+
+
+def by_reference(case: ModelCase, dtype: str) -> Iterator[Finding]:
+    """Each tensor's error beside the worst that the reference makes of it in the same dtype. Not with relu in bfloat16: which
+    units are carried over the kink is luck."""
+    if dtype == "bfloat16" and isinstance(case.config, ModelConfig) and case.config.ffn == "relu":
+        return
+    truths = {seed: _gradients(case.by_law, "float64", seed) for seed in SEEDS}
+    errors = {seed: errors_of(_gradients(case.by_law, dtype, seed), truth) for seed, truth in truths.items()}
+    for seed, truth in truths.items():
+        claimed = _gradients(case, dtype, seed)
+        for name in claimed.keys() - zero_by_identity(case.config, T):
+            gap, bound = distance(claimed[name], truth[name]), kernel_bound(max(e[name] for e in errors.values()), dtype)
+            yield Finding("L2", f"model[{case.name}, {dtype}]", oracle_of(dtype), name, gap.l2, bound, gap.where)
+
+
+def _gradients(case: ModelCase, dtype: str, seed: int) -> dict[str, Tensor]:
+    model = build(case, dtype)
+    move_off_init(model, seed)
+    return gradients(model, data_of(case))
+
+
+def errors_of(claimed: Point, truth: Point) -> dict[str, float]:
+    return {name: distance(g, truth[name]).l2 for name, g in claimed.items()}

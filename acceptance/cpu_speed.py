@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 from claim import HOME, Claims
-from performance_tables import BENCH, GENERATION, PEERS, TRAINING, best
+from performance_tables import GENERATION, PEERS, RESULTS, TRAINING, best
 
 # model -> ratio to the best peer of any dtype, ratio to the best float32 peer in float32, share of the best peer's memory
 BOUNDS: dict[str, tuple[float, float, float | None]] = {
@@ -17,13 +17,13 @@ BOUNDS: dict[str, tuple[float, float, float | None]] = {
 GENERATES = {"llama-tiny": 3.0, "llama-small": 3.0, "llama-base": 1.3}  # model -> ratio to transformers, same dtype
 WARM, COLD = 3.0, 30.0  # seconds to the first step
 
-missing = [part for part in (*TRAINING, *GENERATION) if not (BENCH / "results" / f"{part}.json").exists()]
+missing = [part for part in (*TRAINING, *GENERATION) if not (RESULTS / f"{part}.json").exists()]
 if missing:
     subprocess.run([sys.executable, str(HOME.parent / "bench" / "run.py"), *missing], check=True)
 
 
 def measured(part: str) -> dict:
-    return json.loads((BENCH / "results" / f"{part}.json").read_text())
+    return json.loads((RESULTS / f"{part}.json").read_text())
 
 
 claims = Claims("cpu_speed")

@@ -4,20 +4,21 @@ import json
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
-from tapeless.bench.report import MIB, contender_rows, floor_lines, part_rows, scaling_rows
+from tapeless.bench.report import MIB, contender_rows, floor_rows, part_rows, scaling_rows
 
-BENCH = Path(__file__).resolve().parent.parent / "bench"
-sys.path.append(str(BENCH))
-from run import GENERATION, SCALING, TRAINING  # noqa: E402  the parts, in the order they are published
+sys.path.append(str(Path(__file__).resolve().parent.parent / "bench"))
+from suite import GENERATION, RESULTS, SCALING, TRAINING
 
+WIDTH = 128
 PEERS = ("eager", "compile")  # the ones to beat; transformers is shown beside them
 
 
 def results(parts: Sequence[str]) -> Iterator[dict[str, Any]]:
     for part in parts:
-        file = BENCH / "results" / f"{part}.json"
+        file = RESULTS / f"{part}.json"
         if file.exists():
             yield json.loads(file.read_text())
 
@@ -37,10 +38,10 @@ def best(result: dict[str, Any], ours: str | None = None, peer: str | None = Non
     return max(hardest, key=lambda pair: pair["ratio"])
 
 
-def milliseconds(result: dict[str, Any], name: str) -> str:
-    """Of one contender; where it was in several groups, in the first of them."""
-    contender, dtype = name.split()
-    row = next(row for row in result["contenders"] if (row["contender"], row["dtype"]) == (contender, dtype))
+def milliseconds(result: dict[str, Any], pair: dict[str, Any], side: str) -> str:
+    """Of one side of a pair, in the group that it was compared in."""
+    wanted = [*pair[side].split(), pair["group"]]
+    row = next(row for row in result["contenders"] if [row["contender"], row["dtype"], row["group"]] == wanted)
     return f"{1e3 * row['median_s']:.4g}"
 
 
@@ -57,7 +58,7 @@ def overview() -> str:
     for last in results(list(TRAINING)):
         pair, alike = best(last), best(last, "float32", "float32")
         name, tokens = f"`{last['name']}`", f"{last['batch_size']}x{last['seq_len']}"
-        times = (pair["peer"], milliseconds(last, pair["peer"]), pair["ours"], milliseconds(last, pair["ours"]))
+        times = [cell for side in ("peer", "ours") for cell in (pair[side], milliseconds(last, pair, side))]
         ratio = f"**{pair['ratio']:.2f}** ({' to '.join(f'{x:.2f}' for x in pair['quartiles'])})"
         rows.append((name, tokens, *times, ratio, f"{pair['memory_ratio']:.2f}", f"{alike['ratio']:.2f}"))
     return markdown(rows) + ("\n" + measured_where(last) if last else "")
@@ -73,9 +74,8 @@ def models() -> str:
         blocks.append(markdown(contender_rows(result)))
         blocks.append("Peak memory by part, MiB:\n")
         blocks.append(markdown(part_rows(result["contenders"])))
-        blocks += [f"- {line}" for line in floor_lines(result).splitlines()]
-        blocks += [f"- left out: {reason}" for reason in result["left_out"].values()]
-        blocks[-1] += "\n"
+        blocks.append(markdown(floor_rows(result)))
+        blocks += [f"{fill(f'Left out: {reason}', WIDTH)}\n" for reason in result["left_out"].values()]
     return "\n".join(blocks)
 
 

@@ -5,24 +5,26 @@ Judged by: tests/bench/test_groups.py."""
 
 from collections.abc import Callable, Sequence
 
-from tapeless.bench.task import OURS, Task, num_params
+from tapeless.bench.task import FLOOR, OURS, Task, num_params
 from tapeless.config import ModelConfig
 from tapeless.model.memory import saved_bytes
 
-PROCESS = 600 * 2**20  # a process with its libraries, a compiler's among them
-SHARE = 0.85  # of what is available, since the rest is an estimate
+PROCESS = 500 * 2**20  # a process with its libraries, a compiler's among them
+SHARE = 0.9  # of what is available, since the rest is an estimate
 
 
 def estimated_bytes(task: Task) -> int:
-    """Of a contender's whole process, generously: 16 bytes a parameter, 4 for a copy in bfloat16 or what a generation has
-    besides; of a peer's step also twice what ours keeps, and the logits with their gradients."""
-    weights = 20 * num_params(task.model)
-    if task.new_tokens or not isinstance(task.model, ModelConfig):
+    """Of a contender's whole process. Weights, gradients and two moments take 16 bytes a parameter, a copy in bfloat16 two
+    more; a peer keeps half as much again as ours for its backward, and the logits thrice."""
+    n, c, itemsize = num_params(task.model), task.model, task.compute.itemsize
+    logits = task.tokens * c.vocab_size
+    if task.contender == FLOOR:
+        return PROCESS + 2 * itemsize * (n + logits)
+    weights = n * (18 if task.train.dtype == "bfloat16" else 16)
+    if task.new_tokens or not isinstance(c, ModelConfig):
         return PROCESS + weights
-    kept = sum(saved_bytes(task.model, task.train.batch_size, task.seq_len, "none", "float32").values())
-    if task.contender == OURS:
-        return PROCESS + weights + kept
-    return PROCESS + weights + 2 * kept + 4 * 4 * task.tokens * task.model.vocab_size
+    kept = sum(saved_bytes(c, task.train.batch_size, task.seq_len, "none", "float32").values())
+    return PROCESS + weights + (kept if task.contender == OURS else kept * 3 // 2 + 3 * 4 * logits)
 
 
 def groups(tasks: Sequence[Task], room: int, size: Callable[[Task], int] = estimated_bytes) -> list[list[Task]]:

@@ -8,7 +8,7 @@ from typing import Any
 from tapeless.bench.summary import Row, named
 
 MIB = 2**20
-BUSY = 0.25  # load average for each core
+BUSY = 0.1  # share of all cores that others had
 
 
 def text(result: Row) -> str:
@@ -18,10 +18,12 @@ def text(result: Row) -> str:
 
 def training(result: Row) -> str:
     blocks = [heading(result), table(contender_rows(result))]
-    parts = part_rows(result["contenders"])
+    parts, floors = part_rows(result["contenders"]), floor_rows(result)
     if len(parts) > 1:
         blocks.append("peak memory by part, MiB\n" + table(parts))
-    blocks += [floor_lines(result), verdict_lines(result), closing_lines(result)]
+    if len(floors) > 1:
+        blocks.append("what no step can do without\n" + table(floors))
+    blocks += [verdict_lines(result), closing_lines(result)]
     return "\n\n".join(block for block in blocks if block)
 
 
@@ -46,14 +48,13 @@ def heading(result: Row) -> str:
     }[result["kind"]]
     where = now.get("gpu") or f"{m['cores']} cores of {m['cpu']}"
     return (
-        f"{result['name']} ({result['parameters']:,} parameters), {what}\n"
-        f"{where}, {now['threads']} threads, torch {m['torch']}, load average {now['load_average']:.1f} before"
-    ) + ("\nTHE MACHINE WAS BUSY: times are not to be trusted" if busy(result) else "")
+        f"{result['name']} ({result['parameters']:,} parameters), {what}\n{where}, {now['threads']} threads, torch {m['torch']}"
+    ) + (f"\nTHE MACHINE WAS BUSY ({now['busy']:.0%} before): times are not to be trusted" if busy(result) else "")
 
 
 def busy(result: Row) -> bool:
-    """Whether something else ran before: threads that wait for one another then wait for it too, and a step of 5 ms may take 400."""
-    return result["conditions"]["load_average"] > BUSY * result["machine"]["cores"]
+    """Whether something else ran before. Threads that wait for one another then wait for it too: 5 ms may become 400."""
+    return result["conditions"]["busy"] > BUSY
 
 
 def contender_rows(result: Row) -> list[tuple[str, ...]]:
@@ -94,23 +95,26 @@ def part_rows(contenders: Sequence[Row]) -> list[tuple[str, ...]]:
     return rows
 
 
-def floor_lines(result: Row) -> str:
+def floor_rows(result: Row) -> list[tuple[str, ...]]:
     """The step's products and the optimizer's bytes alone, and how near ours comes."""
-    lines = []
+    rows: list[tuple[str, ...]] = [("floor", "ms", "products ms", "GFLOP/s", "optimizer ms", "GB/s", "ours takes")]
+    ours = {(row["dtype"], row["group"]): row for row in result["contenders"] if row["contender"] == "ours"}
     for row in result["contenders"]:
         if row["contender"] != "floor":
             continue
-        facts = row["facts"]
-        speed = facts["flops"] / facts["products_s"] / 1e9
-        moved = facts["optimizer_bytes"] / facts["optimizer_s"] / 1e9
-        lines.append(
-            f"floor {row['dtype']}: {1e3 * row['median_s']:.4g} ms; products {1e3 * facts['products_s']:.4g} ms "
-            f"({speed:,.0f} GFLOP/s), optimizer {1e3 * facts['optimizer_s']:.4g} ms ({moved:.1f} GB/s)"
+        facts, beside = row["facts"], ours.get((row["dtype"], row["group"]))
+        rows.append(
+            (
+                row["dtype"],
+                f"{1e3 * row['median_s']:.4g}",
+                f"{1e3 * facts['products_s']:.4g}",
+                f"{facts['flops'] / facts['products_s'] / 1e9:,.0f}",
+                f"{1e3 * facts['optimizer_s']:.4g}",
+                f"{facts['optimizer_bytes'] / facts['optimizer_s'] / 1e9:.1f}",
+                f"{beside['median_s'] / row['median_s']:.2f} times as long" if beside else "",
+            )
         )
-        for ours in result["contenders"]:
-            if (ours["contender"], ours["dtype"], ours["group"]) == ("ours", row["dtype"], row["group"]):
-                lines[-1] += f"; ours takes {ours['median_s'] / row['median_s']:.2f} times as long"
-    return "\n".join(lines)
+    return rows
 
 
 def verdict_lines(result: Row) -> str:

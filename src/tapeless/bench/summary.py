@@ -54,6 +54,7 @@ def versus(ours: Row, other: Row) -> Row:
     return {
         "ours": named(ours),
         "peer": named(other),
+        "group": ours["group"],
         "ratio": other["median_s"] / ours["median_s"],
         "quartiles": quartiles(by_round),
         "memory_ratio": ours["peak_bytes"] / other["peak_bytes"] if other["peak_bytes"] > 0 else None,

@@ -1,7 +1,7 @@
 """Linear map: torch's products into buffers of the workspace. Formulas: ops/linear.py.
 
 In float32 torch adds the weights' gradient to its place within the product. In bfloat16 the product is rounded to bfloat16 first
-(torch has none with a float32 result here), and one pass adds it.
+(torch has none with a float32 result here), a stretch of rows at a time, so that it is still in the cache when it is added.
 Judged by: tests/kernels/test_cpu.py."""
 
 from functools import partial
@@ -17,6 +17,7 @@ from tapeless.ops.numerics import add_row_sum, rows
 from tapeless.ops.op import Op
 
 STRETCH = 2**13  # elements that a thread adds in one go
+PART = 2**21  # elements of the weights' gradient that are rounded at a time
 
 
 @inlined
@@ -35,10 +36,14 @@ def _add(dw, part):  # (n,) float32, (n,) bfloat16
 def add_product(dw: Tensor, a: Tensor, b: Tensor, ws: Workspace) -> None:  # dw (M, K) += a (M, N) @ b (N, K)
     if dw.dtype == a.dtype:
         dw.addmm_(a, b)
-    else:
-        part = ws.empty(dw.shape, a.dtype)
-        torch.mm(a, b, out=part)
-        _add(array(dw).reshape(-1), array(part).reshape(-1))
+        return
+    height, flat = max(1, PART // dw.shape[1]), array(dw).reshape(-1)
+    part = ws.empty((min(height, len(dw)), dw.shape[1]), a.dtype)
+    for first in range(0, len(dw), height):
+        rows_of_a = a[first : first + height]
+        out = part[: len(rows_of_a)]
+        torch.mm(rows_of_a, b, out=out)
+        _add(flat[first * dw.shape[1] : (first + len(out)) * dw.shape[1]], array(part).reshape(-1)[: out.numel()])
 
 
 def linear_forward(

@@ -2,6 +2,9 @@
 
 from types import MappingProxyType
 
+import numba
+import torch
+
 from tapeless.kernels.cpu.add_norm import add_norm, norm
 from tapeless.kernels.cpu.attention import attention
 from tapeless.kernels.cpu.embed import embed
@@ -16,6 +19,7 @@ from tapeless.ops.op import OpSet
 
 
 def cpu_ops() -> OpSet:
+    numba.set_num_threads(min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS))
     ws = Workspace()
     return OpSet(
         name="cpu",

@@ -16,10 +16,8 @@ from numba.extending import intrinsic
 
 from tapeless.kernels.cpu import functions as f
 from tapeless.kernels.cpu.jit import FLOAT, HALF, inlined, wide
+from tapeless.kernels.cpu.tile import INDEX, INTEGERS, VECTOR, WIDTH, spread
 
-from tapeless.kernels.cpu.tile import INDEX, VECTOR, WIDTH, spread
-
-INTEGERS = ir.VectorType(ir.IntType(32), WIDTH)
 LANES = ir.VectorType(INDEX, WIDTH)
 
 

@@ -1,11 +1,9 @@
-"""One tile of a matrix product in registers: what attention and the products of gemm.py are made of.
+"""Small matrix products in float32, for operands that are in the cache already: the inside of attention.
 
-    c (M, N) = a (M, K) b (K, N)      or c += a b      c in float32
+    c (M, N) = a (M, K) b (K, N)      or c += a b
 A tile of c, ROWS x 2 vectors, stays in registers while k runs; LLVM is handed the vectors as such, because it does not find
 this shape by itself. a is read number by number, so it may be transposed; b and c are read along rows. M must be a multiple
 of ROWS and N of WIDTH: the callers' buffers are padded.
-Operands are float32, or pairs of bfloat16 in 32 bits (two neighbours along k, a's and b's alike) for the one instruction that
-multiplies pairs, on processors that have it.
 Judged by: tests/kernels/cpu/test_tile.py."""
 
 from typing import Any
@@ -17,47 +15,39 @@ from numba.extending import intrinsic
 
 from tapeless.kernels.cpu.jit import BITS, FLOAT, inlined
 
-llvm.initialize_native_asmparser()  # for the one instruction below that LLVM's own vectors cannot express
-FEATURES = llvm.get_host_cpu_features()
-AVX512, HAS_PAIRS = FEATURES.get("avx512f", False), FEATURES.get("avx512bf16", False)
+AVX512 = llvm.get_host_cpu_features().get("avx512f", False)
 WIDTH, ROWS = (16, 8) if AVX512 else (8, 4)  # a vector's floats; rows of a tile: as many as there are registers for
 INDEX = ir.IntType(64)
-VECTOR, PAIRS = ir.VectorType(FLOAT, WIDTH), ir.VectorType(BITS, WIDTH)
+VECTOR, INTEGERS = ir.VectorType(FLOAT, WIDTH), ir.VectorType(BITS, WIDTH)
 
 
 def spread(builder: ir.IRBuilder, number: Any, vector: ir.VectorType) -> Any:
     """A number in every lane of a vector."""
     undefined = ir.Constant(vector, ir.Undefined)
     lane = builder.insert_element(undefined, number, BITS(0))
-    return builder.shuffle_vector(lane, undefined, ir.Constant(PAIRS, [0] * WIDTH))
-
-
-def _add_product(builder: ir.IRBuilder, a: Any, b: Any, c: Any) -> Any:
-    """c + a b, lane by lane; of pairs both products."""
-    if a.type == PAIRS:
-        dot = ir.FunctionType(VECTOR, [PAIRS, PAIRS, VECTOR])
-        return builder.asm(dot, "vdpbf16ps $2, $1, $0", "=v,v,v,0", [a, b, c], side_effect=False)
-    return builder.fadd(builder.fmul(a, b, flags=["contract"]), c, flags=["contract"])
+    return builder.shuffle_vector(lane, undefined, ir.Constant(INTEGERS, [0] * WIDTH))
 
 
 def _make_tile(vectors: int) -> Any:
     """tile(c, c0, c_row, a, a0, a_row, a_col, b, b0, b_row, K, add): flat arrays, where in them each operand begins, and
-    how far apart its rows (and a's columns) lie; add: c is added to. Of pairs K counts pairs."""
+    how far apart its rows (and a's columns) lie; add: c is added to."""
 
     def tile(typingctx, c, c0, c_row, a, a0, a_row, a_col, b, b0, b_row, K, add):
         signature = types.void(c, *[types.intp] * 2, a, *[types.intp] * 3, b, *[types.intp] * 3, types.boolean)
-        operand = VECTOR if a.dtype == types.float32 else PAIRS
 
         def codegen(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> Any:
             def start(which: int, offset: Any) -> Any:
                 data = context.make_array(signature.args[which])(context, builder, args[which]).data
                 return builder.gep(data, [offset])
 
-            def vector_at(pointer: Any, offset: Any, vector: ir.VectorType) -> Any:
-                return builder.bitcast(builder.gep(pointer, [offset]), vector.as_pointer())
+            def vector_at(pointer: Any, offset: Any) -> Any:
+                return builder.bitcast(builder.gep(pointer, [offset]), VECTOR.as_pointer())
+
+            def times_plus(a: Any, b: Any, c: Any) -> Any:
+                return builder.fadd(builder.fmul(a, b, flags=["contract"]), c, flags=["contract"])
 
             def place(row: int, vector: int) -> Any:
-                return vector_at(c_, builder.add(builder.mul(INDEX(row), c_row_), INDEX(vector * WIDTH)), VECTOR)
+                return vector_at(c_, builder.add(builder.mul(INDEX(row), c_row_), INDEX(vector * WIDTH)))
 
             c_, a_, b_ = start(0, args[1]), start(3, args[4]), start(7, args[8])
             c_row_, a_row_, a_col_, b_row_, K_, add_ = args[2], args[5], args[6], args[9], args[10], args[11]
@@ -85,13 +75,13 @@ def _make_tile(vectors: int) -> Any:
             sums = [builder.phi(VECTOR) for _ in cells]
             row_b, column_a = builder.mul(k, b_row_), builder.mul(k, a_col_)
             b_vectors = [
-                builder.load(vector_at(b_, builder.add(row_b, INDEX(v * WIDTH)), operand), align=4) for v in range(vectors)
+                builder.load(vector_at(b_, builder.add(row_b, INDEX(v * WIDTH))), align=4) for v in range(vectors)
             ]
             updated = []
             for row in range(ROWS):
                 number = builder.load(builder.gep(a_, [builder.add(column_a, builder.mul(INDEX(row), a_row_))]), align=4)
-                lanes = spread(builder, number, operand)
-                updated += [_add_product(builder, lanes, b_vectors[v], sums[row * vectors + v]) for v in range(vectors)]
+                lanes = spread(builder, number, VECTOR)
+                updated += [times_plus(lanes, b_vectors[v], sums[row * vectors + v]) for v in range(vectors)]
             after = builder.add(k, INDEX(1))
             for phi, begin, step in zip([k, *sums], [INDEX(0), *first], [after, *updated], strict=True):
                 phi.add_incoming(begin, before)
@@ -108,7 +98,7 @@ def _make_tile(vectors: int) -> Any:
     return intrinsic(tile)
 
 
-wide_tile, narrow_tile = _make_tile(2), _make_tile(1)
+_wide_tile, _narrow_tile = _make_tile(2), _make_tile(1)
 
 
 @inlined
@@ -117,6 +107,6 @@ def product(c, c0, c_row, a, a0, a_row, a_col, b, b0, b_row, M, N, K, add):
     for j in range(0, N, 2 * WIDTH):
         for i in range(0, M, ROWS):
             if j + 2 * WIDTH <= N:
-                wide_tile(c, c0 + i * c_row + j, c_row, a, a0 + i * a_row, a_row, a_col, b, b0 + j, b_row, K, add)
+                _wide_tile(c, c0 + i * c_row + j, c_row, a, a0 + i * a_row, a_row, a_col, b, b0 + j, b_row, K, add)
             else:
-                narrow_tile(c, c0 + i * c_row + j, c_row, a, a0 + i * a_row, a_row, a_col, b, b0 + j, b_row, K, add)
+                _narrow_tile(c, c0 + i * c_row + j, c_row, a, a0 + i * a_row, a_row, a_col, b, b0 + j, b_row, K, add)

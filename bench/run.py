@@ -3,7 +3,7 @@
 python bench/run.py [PART …]        all parts, half an hour on two quiet cores, or those named
 
 A part is a call of `tapeless bench`; what it prints is what the page is made of. On a machine that does something else
-besides, ratios still hold, since all contenders suffer alike, but times do not."""
+besides, it says so above its table: measure again, since contenders do not suffer alike."""
 
 import shlex
 import subprocess

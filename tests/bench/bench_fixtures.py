@@ -28,7 +28,7 @@ class FakeWorker:
         return {
             "build": {"before": 100},
             "first": {"result": 3.0},
-            "steps": {"seconds": [self.seconds] * arguments.get("count", 0)},
+            "steps": {"seconds": [self.seconds] * arguments.get("count", 0), "others": 0.02},
             "reset": {},
             "finish": {"peak": 180, "parts": {"parameters": 50}, "facts": {}},
         }[do]

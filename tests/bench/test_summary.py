@@ -8,7 +8,9 @@ from tapeless.bench.summary import summary
 
 def measured(contender: str, dtype: str, seconds: float, *, group: int = 0, result=3.0, peak: int = 200) -> Measured:
     rounds = [[seconds, seconds * 1.1, seconds * 0.9], [seconds] * 3]
-    return Measured(task(contender, dtype), group, result, 1.0, rounds, before=100, peak=peak, parts={"parameters": 60})
+    return Measured(
+        task(contender, dtype), group, result, 1.0, rounds, others=[0.1, 0.3], before=100, peak=peak, parts={"parameters": 60}
+    )
 
 
 def test_medians_spread_and_what_is_on_top_of_the_libraries():
@@ -18,6 +20,7 @@ def test_medians_spread_and_what_is_on_top_of_the_libraries():
     assert row["tokens_per_s"] == 24 / 2.0
     assert row["round_medians_s"] == [2.0, 2.0]
     assert row["peak_bytes"] == 100
+    assert row["others"] == 0.3
     assert row["parts_bytes"] == {"parameters": 60, "rest": 40}
 
 

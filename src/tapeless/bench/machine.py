@@ -25,22 +25,30 @@ def machine() -> dict[str, Any]:
 
 
 def conditions(device: str, threads: int | None) -> dict[str, Any]:
-    """Beside the machine, what may be another the next minute."""
+    """Beside the machine, what one can choose."""
     gpu = {"gpu": torch.cuda.get_device_name(device)} if torch.device(device).type == "cuda" else {}
-    return {"device": device, "threads": threads or torch.get_num_threads(), "busy": busy_share(), **gpu}
+    return {"device": device, "threads": threads or torch.get_num_threads(), **gpu}
 
 
-def busy_share(seconds: float = 0.5) -> float:
-    """How much of all cores is taken by others, looked at for a while; 0 where the system does not say."""
+class Others:
+    """How much of all cores was taken by other processes than this one, since the watch began."""
+
+    def __init__(self) -> None:
+        self.start = self._now()
+
+    @staticmethod
+    def _now() -> tuple[float, float, float]:  # seconds: of all processes, of this one, on the clock
+        return busy_seconds(), time.process_time(), time.perf_counter()
+
+    def share(self) -> float:
+        everyone, own, clock = (after - before for before, after in zip(self.start, self._now(), strict=True))
+        return max(0.0, everyone - own) / (clock * (os.cpu_count() or 1))
+
+
+def busy_seconds() -> float:
+    """Of all cores, since the machine was started, with what a hypervisor gave to others; 0 where the system does not say."""
     stat = Path("/proc/stat")
     if not stat.exists():
         return 0.0
-
-    def counted() -> tuple[int, int]:  # ticks in all, and idle ones, waiting for a disk among them
-        ticks = [int(word) for word in stat.read_text().splitlines()[0].split()[1:9]]
-        return sum(ticks), ticks[3] + ticks[4]
-
-    total, idle = counted()
-    time.sleep(seconds)
-    total_after, idle_after = counted()
-    return 1 - (idle_after - idle) / max(1, total_after - total)
+    user, nice, system, _idle, _waiting, *interrupts, stolen = (int(ticks) for ticks in stat.read_text().split()[1:9])
+    return (user + nice + system + sum(interrupts) + stolen) / os.sysconf("SC_CLK_TCK")

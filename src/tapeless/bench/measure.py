@@ -92,7 +92,7 @@ def scaling(
         how.progress(f"{vary} = {value}: {at.train.batch_size}x{at.seq_len}")
         found = how.compared(at, [OURS, FLOOR])
         points.append({"vary": vary, "value": value, "parameters": num_params(at.model), **found})
-    return {"kind": "scaling", **described(name, task, how), "points": points}
+    return {"kind": "scaling", **described(name, task, how), "points": points, "busy": max(point["busy"] for point in points)}
 
 
 def scaled(task: Task, lengths: Sequence[int], widths: Sequence[int]) -> Iterator[tuple[str, int, Task]]:

@@ -43,6 +43,7 @@ class Measured:
     result: Any = None  # of the first unit of work: the loss, or the tokens
     first_step_s: float = 0.0  # from the start of the process
     rounds: list[list[float]] = field(default_factory=list)  # seconds of each unit of work
+    others: list[float] = field(default_factory=list)  # of each turn: the share of all cores that other processes had
     before: int = 0  # bytes, with the libraries and without the model
     peak: int = 0  # bytes, while the steps were timed
     parts: dict[str, int] = field(default_factory=dict)
@@ -93,8 +94,9 @@ def side_by_side(
                 progress(f"{task.label}: first step after {measured.first_step_s:.1f} s, {count} steps a turn")
             for index in range(rounds):
                 for worker, measured, count in alive[:: -1 if index % 2 else 1]:
-                    seconds = worker.ask("steps", count=count + (count > 1))["seconds"]
-                    measured.rounds.append(seconds[count > 1 :])
+                    answer = worker.ask("steps", count=count + (count > 1))
+                    measured.rounds.append(answer["seconds"][count > 1 :])
+                    measured.others.append(answer["others"])
                 progress(
                     f"round {index + 1} of {rounds}" + (f", group {number + 1} of {len(groups)}" if len(groups) > 1 else "")
                 )

@@ -34,6 +34,7 @@ def row(measured: Measured) -> Row:
         "quartiles_s": quartiles(seconds),
         "round_medians_s": [median(turn) for turn in measured.rounds],
         "steps": len(seconds),
+        "others": max(measured.others),
         "tokens_per_s": task.tokens / middle,
         "first_step_s": measured.first_step_s,
         "result": measured.result,
@@ -106,4 +107,5 @@ def summary(comparison: Comparison) -> Row:
         "verdicts": list(verdicts(pairs)),
         "disagreements": disagreements(rows),
         "left_out": comparison.left_out,
+        "busy": max((row["others"] for row in rows), default=0.0),
     }

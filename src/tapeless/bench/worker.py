@@ -2,7 +2,7 @@
 
     {"do": "build", "task": …}      -> {"before": bytes}             libraries are loaded, the model is not yet
     {"do": "first"}                 -> {"result": loss or tokens}    the first unit of work, from the initial weights
-    {"do": "steps", "count": k}     -> {"seconds": […]}
+    {"do": "steps", "count": k}     -> {"seconds": […], "others": share}   of the cores, that other processes had
     {"do": "reset"}                 -> {}                            the high-water mark of memory counts from here
     {"do": "finish"}                -> {"peak": bytes, "parts": {…}, "facts": {…}}
 One line of JSON each, on stdin and stdout; a failure answers {"error": …}. The end of stdin is the end of the worker."""
@@ -18,6 +18,7 @@ from torch import Tensor
 
 from tapeless.bench.contenders import Contender, build, load_libraries
 from tapeless.bench.device import peak_bytes, reset_peak, synchronize, used_bytes
+from tapeless.bench.machine import Others
 from tapeless.bench.task import Task
 
 
@@ -35,7 +36,8 @@ class Worker:
             case "first":
                 return {"result": self.first()}
             case "steps":
-                return {"seconds": [self.timed() for _ in range(request["count"])]}
+                others = Others()
+                return {"seconds": [self.timed() for _ in range(request["count"])], "others": others.share()}
             case "reset":
                 reset_peak(self.task.train.device)
                 return {}

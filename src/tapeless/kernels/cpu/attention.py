@@ -1,12 +1,12 @@
 """Causal attention, a block of query rows at a time: the scores of a block stay in the cache, and nothing T x S is ever there.
 
-Formulas: ops/attention.py. Forward, for each head: its keys transposed and its values, as float32, in buffers of the thread;
-then for each block of BLOCK rows the scores of the keys it sees, the softmax row by row, the product with the values. Backward,
-for each head of keys, the same blocks with p made again from lse:
+Formulas: ops/attention.py. Forward, for each head: its keys transposed and its values packed into buffers of the thread; then for
+each block of BLOCK rows the scores of the keys it sees, the softmax row by row, the product with the values. Backward, for each
+head of keys, the same blocks with p made again from lse:
     dv += p' do      dp = do v'      dz = p (dp - sum_s(dp p))      dq = dz k / D^(1/2)      dk += dz' q / D^(1/2)
-q is scaled when it is packed, which serves z and dk. sum_s(dp p) is taken from the very p and dp that it is subtracted from, not
-from do and o: where a softmax is nearly one-hot the two almost cancel, and the rounding of o would be most of what is left. One thread works on one head, so a sum has one order, however many
-threads there are.
+sum_s(dp p) is taken from the very p and dp that it is subtracted from, not from do and o: where a softmax is nearly one-hot the
+two almost cancel, and the rounding of o would be most of what is left. One thread works on one head, so a sum has one order,
+however many threads there are.
 Judged by: tests/kernels/test_cpu.py."""
 
 import math
@@ -18,9 +18,10 @@ import torch
 from numba import prange
 from torch import Tensor
 
-from tapeless.kernels.cpu.jit import array, bare, inlined, kernel, put, wide
+from tapeless.kernels.cpu.jit import array, bare, inlined, kernel, put
+from tapeless.kernels.cpu.packing import left, right, right_transposed, scores_left, scores_transposed, steps
 from tapeless.kernels.cpu.rows import softmax_row, softmax_row_backward
-from tapeless.kernels.cpu.tile import ROWS, WIDTH, product
+from tapeless.kernels.cpu.tile import HAS_PAIRS, ROWS, WIDTH, product
 from tapeless.kernels.workspace import Workspace
 from tapeless.ops.attention import AttentionSaved, require_matching_documents
 from tapeless.ops.op import Op
@@ -33,29 +34,6 @@ LOWEST = np.float32(-1e30)  # of another document: its exponential adds nothing 
 @inlined
 def _up(n, to):
     return -(-n // to) * to
-
-
-@inlined
-def _pack(x, first, count, scale, packed, row):  # x (n, D); packed[:] (rows, row)
-    """`count` rows from `first` on, as float32 times `scale`; zeros behind each, and in the rows that are missing."""
-    n, D = x.shape
-    for i in range(count):
-        out = packed[i * row : (i + 1) * row]
-        out[:] = ZERO
-        if first + i < n:
-            source = x[first + i]
-            for d in range(D):
-                out[d] = wide(source[d]) * scale
-
-
-@inlined
-def _pack_transposed(x, packed, row):  # x (n, D); packed[:] (D, row)
-    n, D = x.shape
-    packed[: D * row] = ZERO
-    for i in range(n):
-        source = x[i]
-        for d in range(D):
-            packed[d * row + i] = wide(source[d])
 
 
 @inlined
@@ -73,56 +51,59 @@ def _unpack(row, factor, out):  # (D,), scalar, (D,)
 
 
 @kernel
-def _forward(q, k, v, documents, scale, keys, values, queries, scores, outputs, o, lse):
-    # q (B, H, T, D); k, v (B, G, S, D); documents (B, T), or (0, 0); o (B, T, H, D); lse (B, H, T)
-    # one row for each thread: keys, values (D_ S_), queries (BLOCK D_), outputs (BLOCK (D_ + 1)), scores (BLOCK S_)
-    (B, H, T, D), (G, S) = q.shape, k.shape[1:3]
+def _forward(q, k, v, documents, scale, operands, blocks, weights, scores, outputs, o, lse):
+    # q (B, H, T, D); k, v (B, G, S, D), elements or words; documents (B, T), or (0, 0); o (B, T, H, D); lse (B, H, T)
+    # one row for each thread: operands (3, D_ S_), blocks (4, BLOCK D_), weights (BLOCK S_), scores (2, BLOCK S_),
+    # outputs (BLOCK (D_ + 1)); not all of them are used here
+    (B, H, T), (G, S), D = q.shape[:3], k.shape[1:3], o.shape[3]
     D_, S_ = _up(D, WIDTH), _up(S, WIDTH)
     nobody = documents.reshape(-1)[:0]
     for unit in prange(B * H):
         b, h = unit // H, unit % H
         thread = numba.get_thread_id()
-        kt, vs, qs = bare(keys[thread]), bare(values[thread]), bare(queries[thread])
-        p, out, sums = bare(scores[thread]), bare(outputs[thread]), bare(outputs[thread, BLOCK * D_ :])
-        _pack_transposed(k[b, h * G // H], kt, S_)
-        _pack(v[b, h * G // H], 0, S_, ONE, vs, D_)
+        kt, vs, qs, ps = bare(operands[thread, 0]), bare(operands[thread, 1]), bare(blocks[thread, 0]), bare(weights[thread])
+        p, out, sums = bare(scores[thread, 0]), bare(outputs[thread]), bare(outputs[thread, BLOCK * D_ :])
+        right_transposed(k[b, h * G // H], kt, S_)
+        right(v[b, h * G // H], 0, S_, vs, D_)
         for first in range(0, T, BLOCK):
             count = min(BLOCK, T - first)
             M, seen = _up(count, ROWS), first + count + S - T
             N = _up(seen, WIDTH)
-            _pack(q[b, h], first, M, scale, qs, D_)
-            product(p, 0, S_, qs, 0, D_, 1, kt, 0, S_, M, N, D, False)
+            left(q[b, h], first, M, qs, D_)
+            product(p, 0, S_, qs, 0, D_, 1, kt, 0, S_, M, N, steps(kt, D), False)
             for i in range(count):
                 visible = first + i + S - T + 1
                 mine = documents[b, :visible] if len(documents) > 0 else nobody
                 own = mine[first + i] if len(documents) > 0 else 0
                 _mask(p, i * S_, mine, own, LOWEST)
-                total, top = softmax_row(p, i * S_, N, visible)
+                total, top = softmax_row(p, i * S_, N, visible, scale)
                 _mask(p, i * S_, mine, own, ZERO)
                 lse[b, h, first + i] = top + np.float32(math.log(total))
                 sums[i] = total
-            product(out, 0, D_, p, 0, S_, 1, vs, 0, D_, M, D_, seen, False)
+            product(out, 0, D_, scores_left(ps, p, count, N, S_), 0, steps(ps, S_), 1, vs, 0, D_, M, D_, steps(vs, seen), False)
             for i in range(count):
                 _unpack(out[i * D_ : i * D_ + D], ONE / sums[i], o[b, first + i, h])
 
 
 @kernel
-def _backward(do, q, k, v, lse, documents, scale, keys, keys_t, values_t, blocks, scores, dkeys, dvalues, dq, dk, dv):
-    # do (B, T, H, D); q, dq (B, H, T, D); k, v, dk, dv (B, G, S, D); documents (B, T), or (0, 0); lse (B, H, T)
-    # one row for each thread: keys, keys_t, values_t, dkeys, dvalues (D_ S_), blocks (3, BLOCK D_), scores (2, BLOCK S_)
-    (B, H, T, D), (G, S) = q.shape, k.shape[1:3]
+def _backward(do, q, k, v, lse, documents, scale, operands, blocks, weights, scores, dqueries, dkeys, dvalues, dq, dk, dv):
+    # do (B, T, H, D); q (B, H, T, D); k, v (B, G, S, D), elements or words; dq, dk, dv like q, k, v; lse (B, H, T)
+    # one row for each thread: operands (3, D_ S_), blocks (4, BLOCK D_), weights (BLOCK S_), scores (2, BLOCK S_),
+    # dqueries (BLOCK D_), dkeys, dvalues (D_ S_); documents (B, T), or (0, 0)
+    (B, H, T), (G, S), D = q.shape[:3], k.shape[1:3], dq.shape[3]
     D_, S_ = _up(D, WIDTH), _up(S, WIDTH)
     nobody = documents.reshape(-1)[:0]
     for unit in prange(B * G):
         b, g = unit // G, unit % G
         thread = numba.get_thread_id()
-        ks, kt, vt = bare(keys[thread]), bare(keys_t[thread]), bare(values_t[thread])
-        dks, dvs = bare(dkeys[thread]), bare(dvalues[thread])
-        qs, dos, dqs = bare(blocks[thread, 0]), bare(blocks[thread, 1]), bare(blocks[thread, 2])
+        ks, kt, vt = bare(operands[thread, 0]), bare(operands[thread, 1]), bare(operands[thread, 2])
+        qs, dos, ps = bare(blocks[thread, 0]), bare(blocks[thread, 1]), bare(weights[thread])
+        q_rows, do_rows = bare(blocks[thread, 2]), bare(blocks[thread, 3])
         p, dp = bare(scores[thread, 0]), bare(scores[thread, 1])
-        _pack(k[b, g], 0, S_, ONE, ks, D_)
-        _pack_transposed(k[b, g], kt, S_)
-        _pack_transposed(v[b, g], vt, S_)
+        dqs, dks, dvs = bare(dqueries[thread]), bare(dkeys[thread]), bare(dvalues[thread])
+        right(k[b, g], 0, S_, ks, D_)
+        right_transposed(k[b, g], kt, S_)
+        right_transposed(v[b, g], vt, S_)
         dks[:] = ZERO
         dvs[:] = ZERO
         for h in range(g * (H // G), (g + 1) * (H // G)):
@@ -130,33 +111,42 @@ def _backward(do, q, k, v, lse, documents, scale, keys, keys_t, values_t, blocks
                 count = min(BLOCK, T - first)
                 M, seen = _up(count, ROWS), first + count + S - T
                 N = _up(seen, WIDTH)
-                _pack(q[b, h], first, M, scale, qs, D_)
-                _pack(do[b, :, h], first, M, ONE, dos, D_)
-                product(p, 0, S_, qs, 0, D_, 1, kt, 0, S_, M, N, D, False)
-                product(dp, 0, S_, dos, 0, D_, 1, vt, 0, S_, M, N, D, False)
+                left(q[b, h], first, M, qs, D_)
+                left(do[b, :, h], first, M, dos, D_)
+                right(q[b, h], first, M, q_rows, D_)
+                right(do[b, :, h], first, M, do_rows, D_)
+                product(p, 0, S_, qs, 0, D_, 1, kt, 0, S_, M, N, steps(kt, D), False)
+                product(dp, 0, S_, dos, 0, D_, 1, vt, 0, S_, M, N, steps(vt, D), False)
                 for i in range(M):
                     visible = first + i + S - T + 1 if i < count else 0
                     mine = documents[b, :visible] if len(documents) > 0 else nobody
                     own = mine[first + i] if len(mine) > 0 else 0
                     _mask(p, i * S_, mine, own, LOWEST)
-                    softmax_row_backward(p, dp, i * S_, N, visible, lse[b, h, min(first + i, T - 1)])
+                    softmax_row_backward(p, dp, i * S_, N, visible, scale, lse[b, h, min(first + i, T - 1)])
                     _mask(p, i * S_, mine, own, ZERO)
                     _mask(dp, i * S_, mine, own, ZERO)
-                product(dqs, 0, D_, dp, 0, S_, 1, ks, 0, D_, M, D_, seen, False)
-                product(dvs, 0, D_, p, 0, 1, S_, dos, 0, D_, _up(seen, ROWS), D_, count, True)
-                product(dks, 0, D_, dp, 0, 1, S_, qs, 0, D_, _up(seen, ROWS), D_, count, True)
+                keys_seen, rows = _up(seen, ROWS), steps(ps, M)
+                product(dqs, 0, D_, scores_left(ps, dp, M, N, S_), 0, steps(ps, S_), 1, ks, 0, D_, M, D_, steps(ks, seen), False)
+                product(dks, 0, D_, scores_transposed(ps, dp, M, N, S_), 0, 1, S_, q_rows, 0, D_, keys_seen, D_, rows, True)
+                product(dvs, 0, D_, scores_transposed(ps, p, M, N, S_), 0, 1, S_, do_rows, 0, D_, keys_seen, D_, rows, True)
                 for i in range(count):
                     _unpack(dqs[i * D_ : i * D_ + D], scale, dq[b, h, first + i])
         for s in range(S):
-            _unpack(dks[s * D_ : s * D_ + D], ONE, dk[b, g, s])
+            _unpack(dks[s * D_ : s * D_ + D], scale, dk[b, g, s])
             _unpack(dvs[s * D_ : s * D_ + D], ONE, dv[b, g, s])
 
 
 NO_DOCUMENTS = np.empty((0, 0), np.int64)
 
 
-def _contiguous(x: Tensor) -> np.ndarray:
-    return array(x if x.is_contiguous() else x.contiguous())
+def _operand(x: Tensor) -> np.ndarray:
+    """Elements; or words of two, where the processor multiplies such pairs."""
+    elements = array(x if x.is_contiguous() else x.contiguous())
+    return elements.view(np.int32) if HAS_PAIRS and x.dtype == torch.bfloat16 and x.shape[-1] % 2 == 0 else elements
+
+
+def _documents(documents: Tensor | None) -> np.ndarray:  # (B, T), or (0, 0)
+    return NO_DOCUMENTS if documents is None else array(documents.contiguous())
 
 
 def _padded(n: int) -> int:
@@ -176,16 +166,18 @@ def attention_forward(
     D_, S_, threads = _padded(D), _padded(S), numba.get_num_threads()
     o = ws.empty((B, T, H * D), q.dtype)
     lse = torch.empty(B, G, H // G, T, 1)
+    queries = _operand(q)
+    kind = np.int32 if queries.dtype == np.int32 else np.float32
     _forward(
-        _contiguous(q),
-        _contiguous(k),
-        _contiguous(v),
-        NO_DOCUMENTS if documents is None else _contiguous(documents),
+        queries,
+        _operand(k),
+        _operand(v),
+        _documents(documents),
         np.float32(1 / math.sqrt(D)),
-        ws.scratch("keys", threads, D_ * S_),
-        ws.scratch("values", threads, S_ * D_),
-        ws.scratch("queries", threads, BLOCK * D_),
-        ws.scratch("scores", threads, 2, BLOCK * S_)[:, 0],
+        ws.scratch("operands", threads, 3, S_ * D_).view(kind),
+        ws.scratch("blocks", threads, 4, BLOCK * D_).view(kind),
+        ws.scratch("weights", threads, BLOCK * S_).view(kind),
+        ws.scratch("scores", threads, 2, BLOCK * S_),
         ws.scratch("outputs", threads, BLOCK * (D_ + 1)),
         array(o).reshape(B, T, H, D),
         array(lse).reshape(B, H, T),
@@ -203,19 +195,21 @@ def attention_backward(
     (B, H, T, D), (G, S) = q.shape, k.shape[1:3]
     D_, S_, threads = _padded(D), _padded(S), numba.get_num_threads()
     dq, dk, dv = ws.empty(q.shape, q.dtype), ws.empty(k.shape, k.dtype), ws.empty(v.shape, v.dtype)
+    queries = _operand(q)
+    kind = np.int32 if queries.dtype == np.int32 else np.float32
     _backward(
-        _contiguous(do).reshape(B, T, H, D),
-        _contiguous(q),
-        _contiguous(k),
-        _contiguous(v),
+        _operand(do.reshape(B, T, H, D)),
+        queries,
+        _operand(k),
+        _operand(v),
         array(lse).reshape(B, H, T),
-        NO_DOCUMENTS if documents is None else _contiguous(documents),
+        _documents(documents),
         np.float32(1 / math.sqrt(D)),
-        ws.scratch("values", threads, S_ * D_),  # for the keys, as they lie
-        ws.scratch("keys", threads, D_ * S_),
-        ws.scratch("values transposed", threads, D_ * S_),
-        ws.scratch("blocks", threads, 3, BLOCK * D_),
+        ws.scratch("operands", threads, 3, S_ * D_).view(kind),
+        ws.scratch("blocks", threads, 4, BLOCK * D_).view(kind),
+        ws.scratch("weights", threads, BLOCK * S_).view(kind),
         ws.scratch("scores", threads, 2, BLOCK * S_),
+        ws.scratch("outputs", threads, BLOCK * (D_ + 1)),
         ws.scratch("dkeys", threads, S_ * D_),
         ws.scratch("dvalues", threads, S_ * D_),
         array(dq),

@@ -123,10 +123,10 @@ def largest(x):  # (n,) float32 or bfloat16
 
 
 @intrinsic  # type: ignore[untyped-decorator]
-def softmax_row(typingctx, z, at, n, visible):
-    """z[at : at + n], n a multiple of WIDTH, becomes exponentials of the first `visible` and zeros; returns their sum and
-    the largest. A NaN makes the sum one."""
-    signature = types.UniTuple(types.float32, 2)(z, types.intp, types.intp, types.intp)
+def softmax_row(typingctx, z, at, n, visible, scale):
+    """z[at : at + n], n a multiple of WIDTH, becomes exponentials of scale z for the first `visible`, and zeros; returns their
+    sum and the largest scale z. A NaN makes the sum one."""
+    signature = types.UniTuple(types.float32, 2)(z, types.intp, types.intp, types.intp, types.float32)
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         start = builder.gep(context.make_array(z)(context, builder, args[0]).data, [args[1]])
@@ -137,12 +137,13 @@ def softmax_row(typingctx, z, at, n, visible):
             return [_larger(builder, value, carried[0])]
 
         (tops,) = _each_vector(builder, args[2], args[3], [lowest], find)
-        top = _reduced(builder, tops, lambda a, b: _larger(builder, a, b))
-        shift = spread(builder, top, VECTOR)
+        top = builder.fmul(_reduced(builder, tops, lambda a, b: _larger(builder, a, b)), args[4])
+        shift, factor = spread(builder, top, VECTOR), spread(builder, args[4], VECTOR)
 
         def exponentials(offset: Any, seen: Any, carried: Any) -> Any:
             place = _place(builder, start, offset)
-            e = builder.select(seen, _exp(builder, builder.fsub(builder.load(place, align=4), shift)), zero)
+            scaled = builder.fmul(builder.load(place, align=4), factor)
+            e = builder.select(seen, _exp(builder, builder.fsub(scaled, shift)), zero)
             builder.store(e, place, align=4)
             return [builder.fadd(carried[0], e)]
 
@@ -154,20 +155,21 @@ def softmax_row(typingctx, z, at, n, visible):
 
 
 @intrinsic  # type: ignore[untyped-decorator]
-def softmax_row_backward(typingctx, p, dp, at, n, visible, lse):
-    """From scores z in p and dp: p = exp(z - lse) and dz = p (dp - sum(p dp) / sum(p)), zeros behind the first `visible`."""
-    signature = types.void(p, dp, types.intp, types.intp, types.intp, types.float32)
+def softmax_row_backward(typingctx, p, dp, at, n, visible, scale, lse):
+    """From scores z in p and dp: p = exp(scale z - lse), dz = p (dp - sum(p dp) / sum(p)), zeros behind the first `visible`."""
+    signature = types.void(p, dp, types.intp, types.intp, types.intp, types.float32, types.float32)
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         starts = [
             builder.gep(context.make_array(kind)(context, builder, value).data, [args[2]])
             for kind, value in ((p, args[0]), (dp, args[1]))
         ]
-        shift, zero = spread(builder, args[5], VECTOR), _constant(0)
+        factor, shift, zero = spread(builder, args[5], VECTOR), spread(builder, args[6], VECTOR), _constant(0)
 
         def exponentials(offset: Any, seen: Any, carried: Any) -> Any:
             place, dplace = (_place(builder, start, offset) for start in starts)
-            e = builder.select(seen, _exp(builder, builder.fsub(builder.load(place, align=4), shift)), zero)
+            scaled = builder.fmul(builder.load(place, align=4), factor)
+            e = builder.select(seen, _exp(builder, builder.fsub(scaled, shift)), zero)
             d = builder.select(seen, builder.load(dplace, align=4), zero)
             builder.store(e, place, align=4)
             return [builder.fadd(carried[0], e), builder.fadd(carried[1], builder.fmul(e, d))]

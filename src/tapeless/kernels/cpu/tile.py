@@ -1,9 +1,11 @@
-"""Small matrix products in float32, for operands that are in the cache already: the inside of attention.
+"""Small matrix products, for operands that are in the cache already: the inside of attention.
 
-    c (M, N) = a (M, K) b (K, N)      or c += a b
+    c (M, N) = a (M, K) b (K, N)      or c += a b      c in float32
 A tile of c, ROWS x 2 vectors, stays in registers while k runs; LLVM is handed the vectors as such, because it does not find
 this shape by itself. a is read number by number, so it may be transposed; b and c are read along rows. M must be a multiple
 of ROWS and N of WIDTH: the callers' buffers are padded.
+a and b are float32, or words of two bfloat16 that are neighbours along k: some processors multiply such pairs in one
+instruction, twice as fast. K then counts words.
 Judged by: tests/kernels/cpu/test_tile.py."""
 
 from typing import Any
@@ -15,7 +17,9 @@ from numba.extending import intrinsic
 
 from tapeless.kernels.cpu.jit import BITS, FLOAT, inlined
 
-AVX512 = llvm.get_host_cpu_features().get("avx512f", False)
+llvm.initialize_native_asmparser()  # for the one instruction below that LLVM's own vectors cannot express
+FEATURES = llvm.get_host_cpu_features()
+AVX512, HAS_PAIRS = FEATURES.get("avx512f", False), FEATURES.get("avx512bf16", False)
 WIDTH, ROWS = (16, 8) if AVX512 else (8, 4)  # a vector's floats; rows of a tile: as many as there are registers for
 INDEX = ir.IntType(64)
 VECTOR, INTEGERS = ir.VectorType(FLOAT, WIDTH), ir.VectorType(BITS, WIDTH)
@@ -28,26 +32,32 @@ def spread(builder: ir.IRBuilder, number: Any, vector: ir.VectorType) -> Any:
     return builder.shuffle_vector(lane, undefined, ir.Constant(INTEGERS, [0] * WIDTH))
 
 
+def _times_plus(builder: ir.IRBuilder, a: Any, b: Any, c: Any) -> Any:
+    """a b + c, lane by lane; of words both products."""
+    if a.type == VECTOR:
+        return builder.fadd(builder.fmul(a, b, flags=["contract"]), c, flags=["contract"])
+    dot = ir.FunctionType(VECTOR, [INTEGERS, INTEGERS, VECTOR])
+    return builder.asm(dot, "vdpbf16ps $2, $1, $0", "=v,v,v,0", [a, b, c], side_effect=False)
+
+
 def _make_tile(vectors: int) -> Any:
     """tile(c, c0, c_row, a, a0, a_row, a_col, b, b0, b_row, K, add): flat arrays, where in them each operand begins, and
     how far apart its rows (and a's columns) lie; add: c is added to."""
 
     def tile(typingctx, c, c0, c_row, a, a0, a_row, a_col, b, b0, b_row, K, add):
         signature = types.void(c, *[types.intp] * 2, a, *[types.intp] * 3, b, *[types.intp] * 3, types.boolean)
+        operand = VECTOR if a.dtype == types.float32 else INTEGERS
 
         def codegen(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> Any:
             def start(which: int, offset: Any) -> Any:
                 data = context.make_array(signature.args[which])(context, builder, args[which]).data
                 return builder.gep(data, [offset])
 
-            def vector_at(pointer: Any, offset: Any) -> Any:
-                return builder.bitcast(builder.gep(pointer, [offset]), VECTOR.as_pointer())
-
-            def times_plus(a: Any, b: Any, c: Any) -> Any:
-                return builder.fadd(builder.fmul(a, b, flags=["contract"]), c, flags=["contract"])
+            def vector_at(pointer: Any, offset: Any, vector: ir.VectorType) -> Any:
+                return builder.bitcast(builder.gep(pointer, [offset]), vector.as_pointer())
 
             def place(row: int, vector: int) -> Any:
-                return vector_at(c_, builder.add(builder.mul(INDEX(row), c_row_), INDEX(vector * WIDTH)))
+                return vector_at(c_, builder.add(builder.mul(INDEX(row), c_row_), INDEX(vector * WIDTH)), VECTOR)
 
             c_, a_, b_ = start(0, args[1]), start(3, args[4]), start(7, args[8])
             c_row_, a_row_, a_col_, b_row_, K_, add_ = args[2], args[5], args[6], args[9], args[10], args[11]
@@ -75,13 +85,13 @@ def _make_tile(vectors: int) -> Any:
             sums = [builder.phi(VECTOR) for _ in cells]
             row_b, column_a = builder.mul(k, b_row_), builder.mul(k, a_col_)
             b_vectors = [
-                builder.load(vector_at(b_, builder.add(row_b, INDEX(v * WIDTH))), align=4) for v in range(vectors)
+                builder.load(vector_at(b_, builder.add(row_b, INDEX(v * WIDTH)), operand), align=4) for v in range(vectors)
             ]
             updated = []
             for row in range(ROWS):
                 number = builder.load(builder.gep(a_, [builder.add(column_a, builder.mul(INDEX(row), a_row_))]), align=4)
-                lanes = spread(builder, number, VECTOR)
-                updated += [times_plus(lanes, b_vectors[v], sums[row * vectors + v]) for v in range(vectors)]
+                lanes = spread(builder, number, operand)
+                updated += [_times_plus(builder, lanes, b_vectors[v], sums[row * vectors + v]) for v in range(vectors)]
             after = builder.add(k, INDEX(1))
             for phi, begin, step in zip([k, *sums], [INDEX(0), *first], [after, *updated], strict=True):
                 phi.add_incoming(begin, before)

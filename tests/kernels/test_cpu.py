@@ -5,8 +5,8 @@ from operator import attrgetter
 
 import pytest
 import torch
-from contract import check_kernel, check_within
 
+from contract import check_kernel, check_within
 from tapeless.config import ModelConfig, TrainConfig
 from tapeless.kernels.choose import choose
 from tapeless.model.transformer import Transformer
@@ -19,7 +19,9 @@ from tapeless.verify.kernel_levels import kernel_levels
 pytest.importorskip("numba")
 
 OPS = choose("cpu", torch.device("cpu"), "float32").ops
-SMALL = ModelConfig(vocab_size=97, hidden_dim=48, num_layers=2, num_heads=4, num_kv_heads=2, intermediate_dim=44, max_seq_len=40)
+SMALL = ModelConfig(
+    vocab_size=97, hidden_dim=48, num_layers=2, num_heads=4, num_kv_heads=2, intermediate_dim=44, max_seq_len=40
+)
 
 
 @pytest.mark.parametrize("case", list(cases_of(OPS)), ids=attrgetter("name"))
@@ -89,7 +91,9 @@ def test_the_optimizer_writes_the_copy_that_products_read():
 
 def test_a_write_after_a_step_is_seen():
     model, (tokens, targets) = Transformer(SMALL, dtype="bfloat16", ops="cpu"), data()
-    train_step(model, optimizer_of(model, TrainConfig()), tokens, targets, lr=1e-2, grad_clip=1.0, grad_accum=1, step=0, first_sample=0)
+    train_step(
+        model, optimizer_of(model, TrainConfig()), tokens, targets, lr=1e-2, grad_clip=1.0, grad_accum=1, step=0, first_sample=0
+    )
     before = model.loss(tokens, targets)
     model.params["embed.w"].mul_(2)
     assert model.loss(tokens, targets) != before

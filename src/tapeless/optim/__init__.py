@@ -24,5 +24,12 @@ def make_optimizer(
     c = config
     if c.optimizer == "sgd":
         return SGD(params, grads, lr=c.lr, momentum=c.momentum, nesterov=c.nesterov, weight_decay=c.weight_decay, decay=decay)
-    options: Any = {"lr": c.lr, "beta1": c.beta1, "beta2": c.beta2, "eps": c.eps, "weight_decay": c.weight_decay, "decay": decay}
+    options: Any = {
+        "lr": c.lr,
+        "beta1": c.beta1,
+        "beta2": c.beta2,
+        "eps": c.eps,
+        "weight_decay": c.weight_decay,
+        "decay": decay,
+    }
     return AdamW(params, grads, fused=fused, **options) if c.optimizer == "adamw" else Adam(params, grads, **options)

@@ -16,7 +16,6 @@ from torch import Tensor
 from tapeless.errors import ConfigError
 from tapeless.optim.flat import FlatOptimizer
 
-
 PIECE = 2**14  # elements
 
 

@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("numba")
 
-from tapeless.kernels.cpu.functions import exp, gelu_tanh, sigmoid, tanh  # noqa: E402
+from tapeless.kernels.cpu.functions import exp, gelu_tanh, sigmoid, tanh
 
 
 def applied(function, x: np.ndarray) -> np.ndarray:

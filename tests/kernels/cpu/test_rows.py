@@ -6,8 +6,8 @@ import pytest
 
 pytest.importorskip("numba")
 
-from tapeless.kernels.cpu.rows import largest, softmax_row, softmax_row_backward  # noqa: E402
-from tapeless.kernels.cpu.tile import WIDTH  # noqa: E402
+from tapeless.kernels.cpu.rows import largest, softmax_row, softmax_row_backward
+from tapeless.kernels.cpu.tile import WIDTH
 
 
 @numba.njit

@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("numba")
 
-from tapeless.kernels.cpu.tile import ROWS, WIDTH, product  # noqa: E402
+from tapeless.kernels.cpu.tile import ROWS, WIDTH, product
 
 
 @numba.njit(error_model="numpy")

@@ -5,10 +5,10 @@ import torch
 
 pytest.importorskip("numba")
 
-from tapeless.config import ModelConfig  # noqa: E402
-from tapeless.kernels.cpu.update import adam_update, grad_norm  # noqa: E402
-from tapeless.model.transformer import Transformer  # noqa: E402
-from tapeless.optim.adam import PIECE, AdamW, pieces  # noqa: E402
+from tapeless.config import ModelConfig
+from tapeless.kernels.cpu.update import adam_update, grad_norm
+from tapeless.model.transformer import Transformer
+from tapeless.optim.adam import PIECE, AdamW, pieces
 
 CONFIG = ModelConfig(vocab_size=300, hidden_dim=64, num_layers=2, num_heads=2, intermediate_dim=100)
 
@@ -17,9 +17,7 @@ CONFIG = ModelConfig(vocab_size=300, hidden_dim=64, num_layers=2, num_heads=2, i
 @pytest.mark.parametrize("scale", [1.0, 0.25])
 def test_adam_equals_the_plain_passes(decay: set[str] | None, scale: float):
     models = [Transformer(CONFIG, dtype="bfloat16", ops=ops) for ops in ("cpu", "reference")]
-    kernel, plain = (
-        AdamW(model.params, model.grads, lr=1e-2, decay=decay, fused=model.ops.adam_update) for model in models
-    )
+    kernel, plain = (AdamW(model.params, model.grads, lr=1e-2, decay=decay, fused=model.ops.adam_update) for model in models)
     start = models[0].store.flat.clone()
     for step in range(5):
         grads = torch.randn(models[0].store.flat.shape, generator=torch.Generator().manual_seed(step))

@@ -2,8 +2,8 @@
 
     s = x + delta, rounded to its dtype      m = mean_C(s), 0 for RMSNorm      r = (mean_C((s - m)^2) + eps)^(-1/2)
     n = (s - m) r w + b
-Backward: ops/rms_norm.py, ops/layer_norm.py and ops/add_norm.py. dw and db are summed over PARTS stretches of rows, then over the
-stretches, so that the sum does not depend on the number of threads.
+Backward: ops/rms_norm.py, ops/layer_norm.py and ops/add_norm.py. dw and db are summed over PARTS stretches of rows, then over
+the stretches, so that the sum does not depend on the number of threads.
 Judged by: tests/kernels/test_cpu.py."""
 
 from functools import partial

@@ -1,8 +1,8 @@
 """Causal attention, a block of query rows at a time: the scores of a block stay in the cache, and nothing T x S is ever there.
 
-Formulas: ops/attention.py. Forward, for each head: its keys transposed and its values packed into buffers of the thread; then for
-each block of BLOCK rows the scores of the keys it sees, the softmax row by row, the product with the values. Backward, for each
-head of keys, the same blocks with p made again from lse:
+Formulas: ops/attention.py. Forward, for each head: its keys transposed and its values packed into buffers of the thread; then
+for each block of BLOCK rows the scores of the keys it sees, the softmax row by row, the product with the values. Backward, for
+each head of keys, the same blocks with p made again from lse:
     dv += p' do      dp = do v'      dz = p (dp - sum_s(dp p))      dq = dz k / D^(1/2)      dk += dz' q / D^(1/2)
 sum_s(dp p) is taken from the very p and dp that it is subtracted from, not from do and o: where a softmax is nearly one-hot the
 two almost cancel, and the rounding of o would be most of what is left. One thread works on one head, so a sum has one order,
@@ -126,7 +126,8 @@ def _backward(do, q, k, v, lse, documents, scale, operands, blocks, weights, sco
                     _mask(p, i * S_, mine, own, ZERO)
                     _mask(dp, i * S_, mine, own, ZERO)
                 keys_seen, rows = _up(seen, ROWS), steps(ps, M)
-                product(dqs, 0, D_, scores_left(ps, dp, M, N, S_), 0, steps(ps, S_), 1, ks, 0, D_, M, D_, steps(ks, seen), False)
+                dz = scores_left(ps, dp, M, N, S_)
+                product(dqs, 0, D_, dz, 0, steps(ps, S_), 1, ks, 0, D_, M, D_, steps(ks, seen), False)
                 product(dks, 0, D_, scores_transposed(ps, dp, M, N, S_), 0, 1, S_, q_rows, 0, D_, keys_seen, D_, rows, True)
                 product(dvs, 0, D_, scores_transposed(ps, p, M, N, S_), 0, 1, S_, do_rows, 0, D_, keys_seen, D_, rows, True)
                 for i in range(count):
@@ -192,7 +193,7 @@ def attention_backward(
     ws: Workspace,
 ) -> tuple[Tensor, Tensor, Tensor]:  # dq (B, H, T, D), dk (B, G, S, D), dv (B, G, S, D)
     q, k, v, _, lse, documents = saved
-    (B, H, T, D), (G, S) = q.shape, k.shape[1:3]
+    (B, H, T, D), S = q.shape, k.shape[2]
     D_, S_, threads = _padded(D), _padded(S), numba.get_num_threads()
     dq, dk, dv = ws.empty(q.shape, q.dtype), ws.empty(k.shape, k.dtype), ws.empty(v.shape, v.dtype)
     queries = _operand(q)

@@ -22,7 +22,7 @@ C6, C5, C4, C3 = (np.float32(c) for c in (0.0013926213465482, 0.0083632029715893
 GELU_K, GELU_C = np.float32(0.7978845608028654), np.float32(0.044715)
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def _power_of_two(typingctx: Any, shifted: Any) -> Any:
     """2^n as a float32, n being the low bits of SHIFT + n. A NaN gives some number, and the caller multiplies it by NaN."""
 
@@ -34,7 +34,7 @@ def _power_of_two(typingctx: Any, shifted: Any) -> Any:
 
 
 @exact
-def exp(x: float) -> float:
+def exp(x):
     low = LOWEST if x < LOWEST else x  # comparisons that are false for NaN leave it in place
     x = HIGHEST if low > HIGHEST else low
     shifted = x * LOG2_E + SHIFT
@@ -44,17 +44,15 @@ def exp(x: float) -> float:
 
 
 @inlined
-def sigmoid(x: float) -> float:
+def sigmoid(x):
     return ONE / (ONE + exp(-x))
 
 
 @inlined
-def tanh(x: float) -> float:
+def tanh(x):
     return ONE - TWO / (exp(TWO * x) + ONE)
 
 
 @inlined
-def gelu_tanh(x: float) -> float:
+def gelu_tanh(x):
     return tanh(GELU_K * (x + GELU_C * x * x * x))
-
-

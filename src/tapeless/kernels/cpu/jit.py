@@ -91,7 +91,7 @@ def matrix(x: Tensor) -> np.ndarray:  # (..., C) -> (N, C)
 FLOAT, BITS, HALF = ir.FloatType(), ir.IntType(32), ir.IntType(16)
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def wide(typingctx: Any, x: Any) -> Any:
     """An element as float32: itself, or the bits of a bfloat16 with sixteen zeros behind them."""
 
@@ -103,7 +103,7 @@ def wide(typingctx: Any, x: Any) -> Any:
     return types.float32(x), codegen
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def narrow(typingctx: Any, x: Any) -> Any:
     """The nearest bfloat16 of a float32, the even one of two that are as near, as bits; NaN stays NaN."""
 
@@ -133,7 +133,7 @@ def _put(row, i, x):
     return rounded if row.dtype == types.uint16 else plain
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def bare(typingctx: Any, x: Any) -> Any:
     """The same array without a count of references: threads that cut slices of one array would wait for each other at its
     counter. Attention took twice as long."""

@@ -1,7 +1,7 @@
 """The output product and its loss, a block of rows at a time. Within a block the logits turn into their gradient in place.
 
-Formulas: ops/cross_entropy.py. `both` runs forward and backward together: the logits of a block are computed once, and while they
-are there become the loss, dlogits, dx and dw. Apart from each other, backward computes the logits again.
+Formulas: ops/cross_entropy.py. `both` runs forward and backward together: the logits of a block are computed once, and while
+they are there become the loss, dlogits, dx and dw. Apart from each other, backward computes the logits again.
 Judged by: tests/kernels/test_cpu.py."""
 
 import math

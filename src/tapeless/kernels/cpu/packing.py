@@ -129,7 +129,8 @@ def _rounded_scores(words, p, count, n, row):
 @inlined
 def _interleaved_scores(words, p, count, n, row):
     for i in range((count + 1) // 2):
-        low, high, out = p[2 * i * row : 2 * i * row + n], p[(2 * i + 1) * row : (2 * i + 1) * row + n], words[i * row : i * row + n]
+        at = 2 * i * row
+        low, high, out = p[at : at + n], p[at + row : at + row + n], words[i * row : i * row + n]
         for s in range(n):
             out[s] = np.int32(np.uint32(narrow(low[s])) | np.uint32(np.uint32(narrow(high[s])) << SHIFT))
     return words

@@ -81,8 +81,7 @@ def _scale(row, r, w):  # (D,), scalar, (D,)
 def _forward(qkv, w, eps, cos, sin, q, k, v, r):
     # qkv (B, T, H+2G, D); w (2, D) of q and k or (0, D); cos, sin (T, D/2) or (0, D/2); q (B, H, T, D); k, v (B, G, T, D)
     # r (B, T, H+G), read and written where w is there
-    B, T, heads, D = qkv.shape
-    H, G = q.shape[1], k.shape[1]
+    (B, H, T, D), G = q.shape, k.shape[1]
     for part in prange(PARTS):
         row = np.empty(D, np.float32)
         for i in range(B * T * part // PARTS, B * T * (part + 1) // PARTS):
@@ -117,8 +116,7 @@ def _norm_backward(row, x, r, w, dw):  # row: dy in, dx out (D,); x (D,); w (D,)
 @kernel
 def _backward(dq, dk, dv, qkv, w, r, cos, sin, dqkv, dw):
     # dq (B, H, T, D); dk, dv (B, G, T, D); qkv (B, T, H+2G, D) where w is there; dqkv (B, T, H+2G, D); dw (PARTS, 2, D) zeros
-    B, T, heads, D = dqkv.shape
-    H, G = dq.shape[1], dk.shape[1]
+    (B, H, T, D), G = dq.shape, dk.shape[1]
     parts = len(dw)
     for part in prange(parts):
         row = np.empty(D, np.float32)
@@ -162,7 +160,16 @@ def qkv_rope_forward(
     q, k, v = (ws.empty((B, heads, T, D), qkv.dtype) for heads in (H, G, G))
     w = _norm_weights(wq_norm, wk_norm, q)
     r = torch.empty(B, T, H + G if len(w) else 0)
-    _forward(matrix(qkv).reshape(B, T, -1, D), w, np.float32(eps), *_tables(T, D, theta, offset), array(q), array(k), array(v), array(r))
+    _forward(
+        matrix(qkv).reshape(B, T, -1, D),
+        w,
+        np.float32(eps),
+        *_tables(T, D, theta, offset),
+        array(q),
+        array(k),
+        array(v),
+        array(r),
+    )
     if not len(w):
         return q, k, v, None
     rq, rk = (part.transpose(1, 2).unsqueeze(-1) for part in r.split([H, G], 2))

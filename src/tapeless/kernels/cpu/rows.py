@@ -1,7 +1,7 @@
 """The largest of a row, and the softmax of attention, in whole vectors.
 
-Rows are short and their ends lie anywhere; left to itself LLVM takes what does not fill a vector element by element, which costs
-more than the rest of the row. Here a row is padded to whole vectors, and what is not visible is masked.
+Rows are short and their ends lie anywhere; left to itself LLVM takes what does not fill a vector element by element, which
+costs more than the rest of the row. Here a row is padded to whole vectors, and what is not visible is masked.
 A largest number is not found in vectors at all where NaN must be minded, as elsewhere in the kernels.
 Judged by: tests/kernels/cpu/test_rows.py."""
 
@@ -21,7 +21,7 @@ from tapeless.kernels.cpu.tile import INDEX, INTEGERS, VECTOR, WIDTH, spread
 LANES = ir.VectorType(INDEX, WIDTH)
 
 
-def _constant(x: float) -> Any:
+def _constant(x: Any) -> Any:
     return ir.Constant(VECTOR, [float(x)] * WIDTH)
 
 
@@ -82,7 +82,7 @@ def _larger(builder: Any, a: Any, b: Any) -> Any:
     return builder.select(builder.fcmp_ordered(">", a, b), a, b)
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def _largest_of_vectors(typingctx, x):
     """Of x (n,), n >= WIDTH; float32 or bfloat16. The last vector is the last WIDTH numbers, some of them seen before."""
 
@@ -122,7 +122,7 @@ def largest(x):  # (n,) float32 or bfloat16
     return top
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def softmax_row(typingctx, z, at, n, visible, scale):
     """z[at : at + n], n a multiple of WIDTH, becomes exponentials of scale z for the first `visible`, and zeros; returns their
     sum and the largest scale z. A NaN makes the sum one."""
@@ -154,7 +154,7 @@ def softmax_row(typingctx, z, at, n, visible, scale):
     return signature, codegen
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def softmax_row_backward(typingctx, p, dp, at, n, visible, scale, lse):
     """From scores z in p and dp: p = exp(scale z - lse), dz = p (dp - sum(p dp) / sum(p)), zeros behind the first `visible`."""
     signature = types.void(p, dp, types.intp, types.intp, types.intp, types.float32, types.float32)

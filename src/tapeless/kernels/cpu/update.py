@@ -1,4 +1,4 @@
-"""The optimizer's passes over the flat buffers: the norm of the gradients, and Adam's update with everything that belongs to it.
+"""The optimizer's passes over the flat buffers: the norm of the gradients, and Adam's update with all that belongs to it.
 
 Formulas: optim/adam.py and optim/clip.py. One pass reads p, g, m and v, and writes p, m, v and the copy that products read; the
 clipping factor and the decay are multiplied in on the way.

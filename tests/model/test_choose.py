@@ -1,6 +1,7 @@
 """Which ops a model uses: chosen once, by name or automatically, and never replaced in silence."""
 
 import logging
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -69,7 +70,7 @@ def test_a_set_that_cannot_run_there_is_an_error(attention: Counted):
 def test_unknown_names_have_a_hint(attention: Counted):
     with pytest.raises(ConfigError, match="unknown set of ops 'mime'; did you mean 'mine'"):
         choose("mime", CPU, "float32")
-    with pytest.raises(ConfigError, match="unknown set of ops 'xyz'; expected one of auto, reference"):
+    with pytest.raises(ConfigError, match="unknown set of ops 'xyz'; expected one of auto, reference, cpu"):
         choose("xyz", CPU, "float32")
 
 
@@ -80,7 +81,28 @@ def test_a_taken_name_is_refused(attention: Counted, name: str):
 
 
 def test_auto_says_what_it_chose(caplog: pytest.LogCaptureFixture):
+    pytest.importorskip("numba")
     with caplog.at_level(logging.INFO, "tapeless"):
         ops, reason = choose("auto", CPU, "float32")
+    assert ops.name == "cpu"
+    assert caplog.messages[-1] == f"ops: cpu ({reason})"
+    assert reason == "the built-in kernels for cpu in float32"
+
+
+@pytest.mark.parametrize("dtype", ["float64", "complex128"])
+def test_auto_is_the_reference_where_the_kernels_cannot_run(dtype: str):
+    ops, reason = choose("auto", CPU, dtype)
     assert ops is REFERENCE
-    assert caplog.messages == [f"ops: reference ({reason})"]
+    assert reason == f"plain torch: ops 'cpu' cannot run with dtype {dtype}; it has bfloat16, float32"
+
+
+def test_auto_without_numba(monkeypatch: pytest.MonkeyPatch):
+    """A missing library is a reason, not a crash; asked for by name it is an error."""
+    for name in [name for name in sys.modules if name.startswith(("numba", "llvmlite", "tapeless.kernels.cpu"))]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "numba", None)
+    ops, reason = choose("auto", CPU, "float32")
+    assert ops is REFERENCE
+    assert reason.startswith("plain torch: ops 'cpu' are compiled by numba, which cannot be imported")
+    with pytest.raises(MissingError, match="compiled by numba"):
+        choose("cpu", CPU, "float32")

@@ -93,7 +93,6 @@ def generate(
     require(num_samples >= 1, "num_samples", "at least 1", num_samples)
     V = model.config.vocab_size if vocab_size is None else vocab_size
     require(1 <= V <= model.config.vocab_size, "vocab_size", f"between 1 and the model's {model.config.vocab_size}", V)
-    unknown = torch.arange(model.config.vocab_size, device=model.device) >= V  # (V,)
     end = len(prompt) + max_tokens
     text = torch.empty(num_samples, end, dtype=torch.int64, device=model.device)  # (B, end), filled from the left
     text[:, : len(prompt)] = prompt
@@ -102,7 +101,9 @@ def generate(
     running = set(range(num_samples))
     for position in range(len(prompt), end):
         so_far = text[:, :position]
-        logits = reader.logits(so_far).masked_fill(unknown, -torch.inf)  # (B, V)
+        logits = reader.logits(so_far)  # (B, V)
+        if V < model.config.vocab_size:
+            logits = logits.index_fill(-1, torch.arange(V, model.config.vocab_size, device=model.device), -torch.inf)
         text[:, position] = drawn = sample(logits, so_far, sampling, position=position, first_sample=first_sample)
         for row, token in enumerate(drawn.tolist()):
             if token in stop:

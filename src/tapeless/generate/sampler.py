@@ -29,12 +29,7 @@ def probabilities(
     sampling: Sampling,
 ) -> Tensor:  # (B, V) float64, on the CPU
     """What each row is drawn from: the distribution after all filters."""
-    z = logits.to("cpu", torch.float64)
-    _check(z)
-    if sampling.repetition_penalty != 1:
-        r = sampling.repetition_penalty
-        seen = torch.zeros(z.shape, dtype=torch.bool).scatter(1, history.to("cpu"), True)
-        z = torch.where(seen, torch.where(z > 0, z / r, z * r), z)
+    z = _penalized(logits, history, sampling)
     z, ids = z.sort(dim=-1, descending=True, stable=True)  # (B, V) both; stable: equal logits keep the order of their ids
     z = z - z[:, :1]  # before the division: however small the temperature, the largest stays 0 and exp cannot overflow
     rank = torch.arange(z.shape[-1]).expand_as(z)
@@ -58,6 +53,8 @@ def sample(
     position: int,  # of the token to draw, counted from the beginning of the text
     first_sample: int = 0,  # the index of row 0 among all samples
 ) -> Tensor:  # (B,) int64, on the CPU
+    if sampling.temperature == 0:  # nothing is drawn, so nothing need be sorted; numpy's argmax is the first of equals
+        return torch.from_numpy(_penalized(logits, history, sampling).numpy().argmax(-1))
     cumulative = probabilities(logits, history, sampling).cumsum(-1)  # (B, V)
     u = [uniform(sampling.seed, first_sample + row, position) for row in range(len(logits))]
     # (B, 1); u is at most 1 - 2^-53, so that even rounded x is below the last of the row
@@ -71,6 +68,16 @@ def uniform(seed: int, sample_index: int, position: int) -> float:
     return (int.from_bytes(digest[:8], "little") >> 11) * 2.0**-53
 
 
+def _penalized(logits: Tensor, history: Tensor, sampling: Sampling) -> Tensor:  # (B, V) float64, on the CPU
+    z = logits.to("cpu", torch.float64)
+    _check(z)
+    if sampling.repetition_penalty == 1:
+        return z
+    r = sampling.repetition_penalty
+    seen = torch.zeros(z.shape, dtype=torch.bool).scatter(1, history.to("cpu"), True)
+    return torch.where(seen, torch.where(z > 0, z / r, z * r), z)
+
+
 def _softmax(z: Tensor, keep: Tensor) -> Tensor:  # (B, V) each; the largest z of a row is 0
     e = torch.where(keep, z.exp(), 0.0)
     return e / e.sum(-1, keepdim=True)
@@ -78,6 +85,8 @@ def _softmax(z: Tensor, keep: Tensor) -> Tensor:  # (B, V) each; the largest z o
 
 def _check(z: Tensor) -> None:  # (B, V)
     """-inf is a token ruled out; anything else that is not a number leaves nothing to draw from."""
+    if torch.isfinite(z.sum()):
+        return
     bad = (z.isnan() | z.isposinf()).nonzero()
     if len(bad):
         row, token = bad[0].tolist()

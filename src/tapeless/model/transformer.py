@@ -112,6 +112,8 @@ class Transformer:
         self._p = structured(config, self.store.layout, self.store.compute_flat)
         self._g = structured(config, self.store.layout, self.store.flat_grads)
         self._grad_parts = self.store.layout.parts(self.store.flat_grads)
+        make_decoder = self.ops.decoder
+        self._decode = make_decoder and make_decoder(config, self.store.layout.spans, self.store.compute_flat)
         self._kept: Kept | None = None
 
     @property
@@ -208,13 +210,17 @@ class Transformer:
             if keep or documents is not None:
                 raise InputError("logits with a kv_cache cannot be kept for backward, nor be given documents")
             kv_cache.expect(*tokens.shape)
-        n, kept = self._trunk(tokens, self._call(documents, kv_cache=kv_cache), keep)
-        logits, head = self.ops.linear.forward(n, self._p.head, None)
-        softcap = None
+        head = softcap = kept = None
+        if kv_cache is not None and kv_cache.length and tokens.shape[1] == 1 and self._decode is not None:
+            self.store.refresh(only_if_counted=True)
+            logits = self._decode(tokens, kv_cache)
+        else:
+            n, kept = self._trunk(tokens, self._call(documents, kv_cache=kv_cache), keep)
+            logits, head = self.ops.linear.forward(n, self._p.head, None)
         if self.config.logit_softcap:
             logits, softcap = SOFTCAP.forward(logits, cap=self.config.logit_softcap)
         self._finite(logits)
-        if keep:
+        if kept is not None and keep:
             self._kept = kept._replace(head=head, softcap=softcap, logits_shape=logits.shape, inputs=counted(tokens, documents))
         if kv_cache is not None:
             kv_cache.length += tokens.shape[1]

@@ -42,6 +42,7 @@ class OpSet:
     ffn_gate: Mapping[str, Op]  # by ModelConfig.ffn
     linear_cross_entropy: Op
     dropout: Op  # saves nothing: a mask is hashed again from its key
+    decoder: Callable[..., Callable[..., Tensor]] | None = None  # one token through the whole model; None: by the ops above
     adam_update: Callable[..., None] | None = None  # the optimizer's two passes; None: optim/adam.py and optim/clip.py
     grad_norm: Callable[[Tensor], Tensor] | None = None
 

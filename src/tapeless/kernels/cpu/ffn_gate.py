@@ -84,12 +84,12 @@ def _plain(f_df: Any) -> tuple[Any, Any]:
     return forward, backward
 
 
-_swiglu_row, _swiglu_row_backward = _gated(_silu)
-_geglu_row, _geglu_row_backward = _gated(_gelu)
-_gelu_row, _gelu_row_backward = _plain(_gelu)
-_tanh_row, _tanh_row_backward = _plain(_tanh)
-_relu_row, _relu_row_backward = _plain(_relu)
-_relu2_row, _relu2_row_backward = _plain(_relu2)
+swiglu_row, swiglu_row_backward = _gated(_silu)
+geglu_row, geglu_row_backward = _gated(_gelu)
+gelu_row, gelu_row_backward = _plain(_gelu)
+tanh_row, tanh_row_backward = _plain(_tanh)
+relu_row, relu_row_backward = _plain(_relu)
+relu2_row, relu2_row_backward = _plain(_relu2)
 
 
 @kernel
@@ -97,9 +97,9 @@ def _gated_forward(kind, gate_up, h):  # (N, 2F), (N, F)
     N, F = h.shape
     for n in prange(N):
         if kind == SILU:
-            _swiglu_row(gate_up[n, :F], gate_up[n, F:], h[n])
+            swiglu_row(gate_up[n, :F], gate_up[n, F:], h[n])
         else:
-            _geglu_row(gate_up[n, :F], gate_up[n, F:], h[n])
+            geglu_row(gate_up[n, :F], gate_up[n, F:], h[n])
 
 
 @kernel
@@ -107,35 +107,35 @@ def _gated_backward(kind, dh, gate_up, dgate_up):  # (N, F), (N, 2F), (N, 2F)
     N, F = dh.shape
     for n in prange(N):
         if kind == SILU:
-            _swiglu_row_backward(dh[n], gate_up[n, :F], gate_up[n, F:], dgate_up[n, :F], dgate_up[n, F:])
+            swiglu_row_backward(dh[n], gate_up[n, :F], gate_up[n, F:], dgate_up[n, :F], dgate_up[n, F:])
         else:
-            _geglu_row_backward(dh[n], gate_up[n, :F], gate_up[n, F:], dgate_up[n, :F], dgate_up[n, F:])
+            geglu_row_backward(dh[n], gate_up[n, :F], gate_up[n, F:], dgate_up[n, :F], dgate_up[n, F:])
 
 
 @kernel
 def _plain_forward(kind, x, y):  # (N, F) each
     for n in prange(len(x)):
         if kind == GELU:
-            _gelu_row(x[n], y[n])
+            gelu_row(x[n], y[n])
         elif kind == TANH:
-            _tanh_row(x[n], y[n])
+            tanh_row(x[n], y[n])
         elif kind == RELU:
-            _relu_row(x[n], y[n])
+            relu_row(x[n], y[n])
         else:
-            _relu2_row(x[n], y[n])
+            relu2_row(x[n], y[n])
 
 
 @kernel
 def _plain_backward(kind, dy, x, dx):  # (N, F) each
     for n in prange(len(x)):
         if kind == GELU:
-            _gelu_row_backward(dy[n], x[n], dx[n])
+            gelu_row_backward(dy[n], x[n], dx[n])
         elif kind == TANH:
-            _tanh_row_backward(dy[n], x[n], dx[n])
+            tanh_row_backward(dy[n], x[n], dx[n])
         elif kind == RELU:
-            _relu_row_backward(dy[n], x[n], dx[n])
+            relu_row_backward(dy[n], x[n], dx[n])
         else:
-            _relu2_row_backward(dy[n], x[n], dx[n])
+            relu2_row_backward(dy[n], x[n], dx[n])
 
 
 def gated_forward(

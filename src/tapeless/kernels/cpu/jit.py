@@ -66,6 +66,7 @@ def _compiled(**options: Any) -> Callable[[Callable[..., Any]], Callable[..., An
 
 
 kernel = _compiled(parallel=True, fastmath=FLAGS)  # runs on all threads; its `prange` loops are shared out
+compiled = _compiled(fastmath=FLAGS)  # runs on one; the kernels it calls are shared out
 inlined = numba.njit(fastmath=FLAGS, **OPTIONS)  # a part of kernels
 exact = numba.njit(fastmath={"contract"}, **OPTIONS)  # likewise, where the order of the operations is the point
 

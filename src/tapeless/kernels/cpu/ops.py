@@ -7,6 +7,7 @@ import torch
 
 from tapeless.kernels.cpu.add_norm import add_norm, norm
 from tapeless.kernels.cpu.attention import attention
+from tapeless.kernels.cpu.decode import decoder
 from tapeless.kernels.cpu.embed import embed
 from tapeless.kernels.cpu.ffn_gate import ffn_gates
 from tapeless.kernels.cpu.linear import linear
@@ -32,6 +33,7 @@ def cpu_ops() -> OpSet:
         ffn_gate=MappingProxyType(ffn_gates(ws)),
         linear_cross_entropy=linear_cross_entropy(ws),
         dropout=DROPOUT,
+        decoder=decoder,
         adam_update=adam_update,
         grad_norm=grad_norm,
     )

@@ -1,0 +1,233 @@
+"""One more token of every sequence through the whole model, as one call: what generation spends its time on.
+
+A token is one row, so a product is a matrix times a vector and costs as much as reading the matrix; what is left is the price
+of calling ops one by one, which here is paid once a token instead of ten times a layer. The parameters are read where they lie,
+from the flat buffer by a table of offsets. Activations stay in float32 from the embedding to the logits.
+Same formulas, same order as model/block.py. Judged by: tests/kernels/test_cpu.py and tests/model/test_decode.py."""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from numba import prange
+from torch import Tensor
+
+from tapeless.kernels.cpu.ffn_gate import geglu_row, gelu_row, relu2_row, relu_row, swiglu_row, tanh_row
+from tapeless.kernels.cpu.functions import exp
+from tapeless.kernels.cpu.jit import array, compiled, inlined, kernel, put, wide
+
+# What the table has for each layer, in this order: offsets into the flat buffer, or -1 for a parameter that is not there.
+FIELDS = ("attn_norm.w", "attn_norm.b", "attn.wq", "attn.bq", "attn.q_norm.w", "attn.k_norm.w", "attn.wo", "attn.bo")
+FIELDS += ("ffn_norm.w", "ffn_norm.b", "ffn.w_up", "ffn.b_up", "ffn.w_down", "ffn.b_down")
+ENDS = ("embed.w", "pos.w", "final_norm.w", "final_norm.b")  # and the head
+GATES = ("swiglu", "geglu", "gelu", "tanh", "relu", "relu2")
+SMALL = 2**16  # elements of a matrix that one thread reads faster than two can be told to
+ZERO, ONE = np.float32(0), np.float32(1)
+
+
+@inlined
+def _dot(w, x):  # (I,) each
+    total = ZERO
+    for i in range(len(x)):
+        total += wide(w[i]) * x[i]
+    return total
+
+
+@inlined
+def _row_times(flat, at, bias, o, x, y):  # row o of the matrix at `at`; x (B, I); y (B, O)
+    row = flat[at + o * x.shape[1] : at + (o + 1) * x.shape[1]]
+    for b in range(len(x)):
+        y[b, o] = _dot(row, x[b]) + (wide(flat[bias + o]) if bias >= 0 else ZERO)
+
+
+@kernel
+def _times(flat, at, bias, x, y):  # y (B, O) = x (B, I) w' + bias
+    O = y.shape[1]
+    if O * x.shape[1] < SMALL:
+        for o in range(O):
+            _row_times(flat, at, bias, o, x, y)
+    else:
+        for o in prange(O):
+            _row_times(flat, at, bias, o, x, y)
+
+
+@inlined
+def _norm(x, flat, w, b, centre, eps, y):  # (B, C) -> y (B, C)
+    B, C = x.shape
+    for n in range(B):
+        row, mean, squares = x[n], ZERO, ZERO
+        if centre:
+            for c in range(C):
+                mean += row[c]
+            mean /= np.float32(C)
+        for c in range(C):
+            squares += (row[c] - mean) * (row[c] - mean)
+        r = ONE / np.float32(math.sqrt(squares / np.float32(C) + eps))
+        for c in range(C):
+            y[n, c] = (row[c] - mean) * r * wide(flat[w + c]) + (wide(flat[b + c]) if b >= 0 else ZERO)
+
+
+@inlined
+def _head_norm(row, flat, w, eps):  # (D,) in place
+    squares = ZERO
+    for d in range(len(row)):
+        squares += row[d] * row[d]
+    r = ONE / np.float32(math.sqrt(squares / np.float32(len(row)) + eps))
+    for d in range(len(row)):
+        row[d] = row[d] * r * wide(flat[w + d])
+
+
+@inlined
+def _turn(row, cos, sin):  # (D,) in place
+    half = len(cos)
+    for i in range(half):
+        low, high = row[i], row[half + i]
+        row[i] = low * cos[i] - high * sin[i]
+        row[half + i] = high * cos[i] + low * sin[i]
+
+
+@inlined
+def _attend(q, keys, values, count, out):  # q, out (D,); keys, values (capacity, D), the first `count` of them
+    D = len(q)
+    scores = np.empty(count, np.float32)
+    scale = ONE / np.float32(math.sqrt(D))
+    top = np.float32(-np.inf)
+    for s in range(count):
+        scores[s] = _dot(keys[s], q) * scale
+        top = max(top, scores[s])
+    out[:] = ZERO
+    total = ZERO
+    for s in range(count):
+        e, row = exp(scores[s] - top), values[s]
+        total += e
+        for d in range(D):
+            out[d] += e * wide(row[d])
+    for d in range(D):
+        out[d] /= total
+
+
+@inlined
+def _gate(kind, up, h):  # (2F,) or (F,) -> h (F,)
+    F = len(h)
+    if kind == 0:
+        swiglu_row(up[:F], up[F:], h)
+    elif kind == 1:
+        geglu_row(up[:F], up[F:], h)
+    elif kind == 2:
+        gelu_row(up, h)
+    elif kind == 3:
+        tanh_row(up, h)
+    elif kind == 4:
+        relu_row(up, h)
+    else:
+        relu2_row(up, h)
+
+
+@inlined
+def _attention(n, flat, at, keys, values, position, H, rotate, cos, sin, eps, a):  # n, a (B, C); keys, values (B, G, S, D)
+    B, (G, D) = len(n), (keys.shape[1], keys.shape[3])
+    qkv, out = np.empty((B, (H + 2 * G) * D), np.float32), np.empty((B, H * D), np.float32)
+    _times(flat, at[2], at[3], n, qkv)
+    for b in range(B):
+        for h in range(H + G):
+            row = qkv[b, h * D : (h + 1) * D]
+            if at[4] >= 0:
+                _head_norm(row, flat, at[4] if h < H else at[5], eps)
+            if rotate:
+                _turn(row, cos, sin)
+        for g in range(G):
+            for d in range(D):
+                put(keys[b, g, position], d, qkv[b, (H + g) * D + d])
+                put(values[b, g, position], d, qkv[b, (H + G + g) * D + d])
+        for h in range(H):
+            g = h * G // H
+            _attend(qkv[b, h * D : (h + 1) * D], keys[b, g], values[b, g], position + 1, out[b, h * D : (h + 1) * D])
+    _times(flat, at[6], at[7], out, a)
+
+
+@inlined
+def _feed_forward(n, flat, at, kind, F, f):  # n, f (B, C)
+    B = len(n)
+    up, h = np.empty((B, 2 * F if kind < 2 else F), np.float32), np.empty((B, F), np.float32)
+    _times(flat, at[10], at[11], n, up)
+    for b in range(B):
+        _gate(kind, up[b], h[b])
+    _times(flat, at[12], at[13], h, f)
+
+
+@compiled
+def _decode(tokens, flat, layers, ends, keys, values, position, H, F, kind, theta, centre, post, eps, logits):
+    # tokens (B,); flat (n,); layers (L, 14) by FIELDS, ends (6,) by ENDS and C; keys, values (L, B, G, S, D); logits (B, V)
+    B, D, C = len(tokens), keys.shape[4], ends[5]
+    x, n, y = np.empty((B, C), np.float32), np.empty((B, C), np.float32), np.empty((B, C), np.float32)
+    cos, sin = np.empty(D // 2, np.float32), np.empty(D // 2, np.float32)
+    for i in range(D // 2):
+        angle = position * theta ** (-2.0 * i / D)
+        cos[i], sin[i] = math.cos(angle), math.sin(angle)
+    for b in range(B):
+        for c in range(C):
+            x[b, c] = wide(flat[ends[0] + tokens[b] * C + c])
+            if ends[1] >= 0:
+                x[b, c] += wide(flat[ends[1] + position * C + c])
+    for layer in range(len(layers)):
+        at = layers[layer]
+        if post:
+            _attention(x, flat, at, keys[layer], values[layer], position, H, theta > 0, cos, sin, eps, y)
+            x += y
+            _norm(x, flat, at[0], at[1], centre, eps, n)
+            _feed_forward(n, flat, at, kind, F, y)
+            n += y
+            _norm(n, flat, at[8], at[9], centre, eps, x)
+        else:
+            _norm(x, flat, at[0], at[1], centre, eps, n)
+            _attention(n, flat, at, keys[layer], values[layer], position, H, theta > 0, cos, sin, eps, y)
+            x += y
+            _norm(x, flat, at[8], at[9], centre, eps, n)
+            _feed_forward(n, flat, at, kind, F, y)
+            x += y
+    _norm(x, flat, ends[2], ends[3], centre, eps, n)
+    _times(flat, ends[4], -1, n, logits)
+
+
+def decoder(
+    config: Any,  # a ModelConfig
+    spans: Mapping[str, tuple[int, int]],  # parameter -> where it lies in the flat buffer, and its size
+    flat: Tensor,  # (n,) the parameters that products read
+) -> Callable[[Tensor, Any], Tensor]:
+    """A function (tokens (B, 1), kv_cache) -> logits (B, 1, V) that puts the new keys and values into the cache."""
+    c = config
+
+    def offset(name: str) -> int:
+        return spans[name][0] if name in spans else -1
+
+    def field(layer: int, name: str) -> int:
+        if name in ("ffn.w_up", "ffn.b_up"):  # gate and up are one matrix, the gate first
+            joined = offset(f"blocks.{layer}.{name.replace('_up', '_gate')}")
+            return joined if joined >= 0 else offset(f"blocks.{layer}.{name}")
+        return offset(f"blocks.{layer}.{name}")
+
+    layers = np.array([[field(i, name) for name in FIELDS] for i in range(c.num_layers)], dtype=np.int64)
+    head = offset("embed.w" if c.tie_embeddings else "head.w")
+    ends = np.array([*(offset(name) for name in ENDS), head, c.hidden_dim], dtype=np.int64)
+    theta = float(c.rope_theta) if c.position == "rope" else 0.0
+    numbers = (c.num_heads, c.intermediate_dim, GATES.index(c.ffn), theta, c.norm == "layer", c.norm_placement == "post")
+
+    def decode(tokens: Tensor, kv_cache: Any) -> Tensor:
+        logits = torch.empty(len(tokens), 1, c.vocab_size)
+        _decode(
+            array(tokens.reshape(-1)),
+            array(flat),
+            layers,
+            ends,
+            array(kv_cache.keys),
+            array(kv_cache.values),
+            kv_cache.length,
+            *numbers,
+            np.float32(c.norm_eps),
+            array(logits).reshape(len(tokens), -1),
+        )
+        return logits.to(flat.dtype)
+
+    return decode

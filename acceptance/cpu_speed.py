@@ -15,7 +15,7 @@ BOUNDS: dict[str, tuple[float, float, float | None]] = {
     "llama-base": (1.4, 1.1, 0.9),
 }
 GENERATES = {"llama-tiny": 3.0, "llama-small": 3.0, "llama-base": 1.3}  # model -> ratio to transformers, same dtype
-WARM, COLD = 3.0, 30.0  # seconds to the first step
+BOUND_OF_FIRST = {"warm": 3.0, "cold": 30.0}  # seconds to the first step
 
 missing = [part for part in (*TRAINING, *GENERATION) if not (RESULTS / f"{part}.json").exists()]
 if missing:
@@ -57,13 +57,15 @@ for name, (ratio, in_float32, memory) in BOUNDS.items():
             measured=f"{pair['memory_ratio']:.2f}",
             ok=pair["memory_ratio"] <= memory,
         )
-    for kind, bound in (("warm", WARM), ("cold", COLD)):
-        slowest = max(times[kind] for label, times in result["first_steps"].items() if label.startswith("ours "))
+    first = {"warm": max(row["first_step_s"] for row in result["contenders"] if row["contender"] == "ours")}
+    if "first_steps" in result:
+        first["cold"] = max(times["cold"] for label, times in result["first_steps"].items() if label.startswith("ours "))
+    for kind, slowest in first.items():
         claims.check(
             f"{name}: first step, {kind}, from the start of the process",
-            bound=f"below {bound:g} s",
+            bound=f"below {BOUND_OF_FIRST[kind]:g} s",
             measured=f"{slowest:.1f} s",
-            ok=slowest < bound,
+            ok=slowest < BOUND_OF_FIRST[kind],
         )
 for name, ratio in GENERATES.items():
     result = measured(f"generation-{name}")

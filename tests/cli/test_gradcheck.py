@@ -29,15 +29,16 @@ def test_a_healthy_preset_passes_and_lists_every_tensor(capsys, preset):
 def test_a_wrong_gradient_is_named_and_ends_with_3(capsys, monkeypatch):
     """The output projection's gradient 1 % too large: the tensor, the oracle and the place must be said."""
     healthy = choose._BACKENDS["reference"]
-    linear = healthy.ops.linear
+    ops = healthy.build()
+    linear = ops.linear
 
     def swollen(dy, saved, w, b, dw, db):
         if dw is not None and dw.shape == (24, 24) and b is None:
             dy = dy * 1.01
         return linear.backward(dy, saved, w, b, dw, db)
 
-    broken = replace(healthy.ops, linear=Op(linear.forward, swollen))
-    monkeypatch.setitem(choose._BACKENDS, "reference", healthy._replace(ops=broken))
+    broken = replace(ops, linear=Op(linear.forward, swollen))
+    monkeypatch.setitem(choose._BACKENDS, "reference", healthy._replace(build=lambda: broken))
     assert main(["gradcheck", "--preset", "tiny"]) == 3
     out = capsys.readouterr().out
     (row,) = [line for line in out.splitlines() if line.startswith("blocks.1.attn.wo ")]

@@ -51,7 +51,7 @@ def test_what_a_run_says(trained: tuple[Path, str]):
         "parameters: 1 layer of width 16, 2 heads, swiglu 32, RMSNorm before each sublayer, rotary positions",
         "tokens to train on",
         "tokenizer bytes, 256 ids, 1.00 bytes per token",
-        "ops reference (",
+        "ops cpu (",
         "float32 on cpu",
         "steps 40 of 4 x 32 = 128 tokens",
         "2 of them warm-up",
@@ -169,15 +169,15 @@ def test_wrong_gradients_end_with_3_before_any_step(
     from tapeless.kernels import choose
     from tapeless.ops.op import Op
 
-    healthy = choose._BACKENDS["reference"]
-    attention = healthy.ops.attention
+    healthy = choose._BACKENDS["cpu"]
+    ops = healthy.build()
+    attention = ops.attention
 
     def swollen(dy, *rest, **options):
         return attention.backward(dy * 1.01, *rest, **options)
 
-    broken = replace(healthy.ops, attention=Op(attention.forward, swollen))
-    monkeypatch.setitem(choose._BACKENDS, "reference", healthy._replace(ops=broken))
-    monkeypatch.setattr(choose, "REFERENCE", broken)
+    broken = replace(ops, attention=Op(attention.forward, swollen))
+    monkeypatch.setitem(choose._BACKENDS, "cpu", healthy._replace(build=lambda: broken))
     run = tmp_path / "run"
     assert main(["train", "new", *SMALL, "--dataset-path", str(text_file), "--out-dir", str(run)]) == 3
     out, err = capsys.readouterr()

@@ -1,7 +1,9 @@
 """The set `cpu`: every case of every op by the contract, whole models by the levels, and what holds for a whole step."""
 
+import threading
 from dataclasses import replace
 from operator import attrgetter
+from typing import Any
 
 import pytest
 import torch
@@ -9,12 +11,16 @@ import torch
 from contract import check_kernel, check_within
 from tapeless.config import ModelConfig, TrainConfig
 from tapeless.kernels.choose import choose
+from tapeless.kernels.cpu import linear, linear_cross_entropy
 from tapeless.model.transformer import Transformer
+from tapeless.ops.attention import ATTENTION
 from tapeless.optim.adam import AdamW
 from tapeless.train.step import optimizer_of, train_step
 from tapeless.verify.cases import cases_of
-from tapeless.verify.fixtures import Setting
+from tapeless.verify.finding import distance
+from tapeless.verify.fixtures import TRANSFORMER_CASES, ModelCase, Setting, move_off_init
 from tapeless.verify.kernel_levels import kernel_levels
+from tapeless.verify.tolerances import KERNEL_FORWARD
 
 pytest.importorskip("numba")
 
@@ -110,8 +116,114 @@ def test_micro_batches_add_up():
         torch.testing.assert_close(other, grads[0], rtol=1e-5, atol=1e-6)
 
 
-def test_generation_equals_the_full_forward():
-    model, (tokens, _) = Transformer(SMALL, ops="cpu"), data(rows=2, length=12)
-    whole, kv_cache = model.logits(tokens), model.kv_cache(2, 12)
-    parts = [model.logits(tokens[:, i : i + n], kv_cache=kv_cache) for i, n in ((0, 5), (5, 1), (6, 1), (7, 5))]
-    torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=1e-5, atol=1e-5)
+WIDE = replace(SMALL, hidden_dim=256, intermediate_dim=300, num_heads=8, num_kv_heads=8)  # matrices that threads share
+
+
+@pytest.mark.parametrize(
+    "case", [*TRANSFORMER_CASES, TRANSFORMER_CASES[0]._replace(name="wide", config=WIDE)], ids=attrgetter("name")
+)
+@pytest.mark.parametrize(("dtype", "bound"), [("float32", 1e-5), ("bfloat16", 0.03)])
+def test_decoding_equals_the_full_forward(case: ModelCase, dtype: str, bound: float):
+    """Token by token, from the first one on and behind a prompt, against float64 of the reference."""
+    truth, model = (
+        Transformer(case.config, dtype=name, ops=ops, initialized=False)
+        for name, ops in (("float64", "reference"), (dtype, "cpu"))
+    )
+    for each in (truth, model):
+        move_off_init(each, seed=1)
+    tokens = torch.randint(case.config.vocab_size, (2, 6))
+    whole = truth.logits(tokens)
+    for cuts in ([1] * 6, [3, 1, 1, 1], [1, 4, 1]):
+        kv_cache = model.kv_cache(2, 6)
+        parts = [model.logits(part, kv_cache=kv_cache) for part in tokens.split(cuts, 1)]
+        assert distance(torch.cat(parts, 1), whole).largest < bound
+
+
+@pytest.mark.parametrize(
+    ("B", "H", "G", "T", "S", "D"),
+    [
+        (2, 4, 2, 33, 33, 20),
+        (1, 2, 1, 7, 70, 8),
+        (2, 4, 4, 130, 130, 32),
+        (1, 3, 3, 65, 65, 64),
+        (1, 2, 2, 40, 40, 5),
+        (1, 1, 1, 97, 97, 128),
+    ],
+)
+@pytest.mark.parametrize("cut", [False, True], ids=["whole", "documents"])
+def test_attention_in_bfloat16(B: int, H: int, G: int, T: int, S: int, D: int, cut: bool):
+    """Beside the reference op in bfloat16, at sizes where blocks, pairs and paddings all occur, odd ones too."""
+    if cut and S != T:
+        pytest.skip("documents need as many keys as queries")
+    q, k, v = (torch.randn(B, heads, length, D).bfloat16() for heads, length in ((H, T), (G, S), (G, S)))
+    do, documents = torch.randn(B, T, H * D).bfloat16(), (torch.arange(T) // 11).expand(B, T) if cut else None
+    found = {}
+    for name, op, dtype in (
+        ("truth", ATTENTION, torch.float64),
+        ("plain", ATTENTION, q.dtype),
+        ("ours", OPS.attention, q.dtype),
+    ):
+        o, saved = op.forward(q.to(dtype), k.to(dtype), v.to(dtype), documents)
+        found[name] = [o, *op.backward(do.to(dtype), saved)]
+    for truth, plain, ours in zip(*found.values(), strict=True):
+        assert distance(ours, truth).l2 <= KERNEL_FORWARD * distance(plain, truth).l2
+
+
+class Counted:
+    def __init__(self, function: Any):
+        self.function, self.calls = function, 0
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        self.calls += 1
+        return self.function(*args, **options)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_blocks_of_the_head(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch):
+    """Several blocks of rows with a shorter last one, and parts of dw, against all at once."""
+    x, w, targets = torch.randn(50, 24).to(dtype), torch.randn(37, 24).to(dtype), torch.randint(37, (50,))
+    results = []
+    for block, part in ((2**25, 2**21), (7 * 37, 5 * 24)):
+        monkeypatch.setattr(linear_cross_entropy, "BLOCK", block)
+        monkeypatch.setattr(linear, "PART", part)
+        counted = Counted(torch.mm)
+        with monkeypatch.context() as patched:
+            patched.setattr(torch, "mm", counted)
+            dw = torch.zeros(37, 24)
+            loss, dx = OPS.linear_cross_entropy.both(x, targets, w, dw)
+        results.append((loss, dx.float(), dw, counted.calls))
+    (loss, dx, dw, few), (loss_, dx_, dw_, many) = results
+    assert few <= 3
+    assert many >= 16
+    torch.testing.assert_close(loss_, loss)
+    torch.testing.assert_close(dx_, dx)
+    bound = 1e-5 if dtype == torch.float32 else 1e-2
+    assert (dw_ - dw).norm() <= bound * dw.norm()
+
+
+def test_threads_are_torchs():
+    import numba
+
+    model, (tokens, targets) = Transformer(SMALL, ops="cpu"), data()
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        model.loss(tokens, targets)
+        assert numba.get_num_threads() == 1
+        seen = []
+        thread = threading.Thread(target=lambda: (model.loss(tokens, targets), seen.append(numba.get_num_threads())))
+        thread.start()
+        thread.join()
+        assert seen == [1]
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_defaults_of_torch_do_not_matter():
+    model, (tokens, targets) = Transformer(SMALL, ops="cpu"), data()
+    expected = model.loss(tokens, targets)
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert torch.equal(model.forward_backward(tokens, targets), expected)
+    finally:
+        torch.set_default_dtype(torch.float32)

@@ -2,6 +2,7 @@
 
 import gc
 
+import numpy as np
 import pytest
 import torch
 
@@ -71,9 +72,19 @@ def test_a_step_allocates_nothing_after_the_first():
     assert ws.allocated == after_one
 
 
-def test_scratch_is_one_array_for_each_name_and_shape():
+def test_scratch_is_one_array_for_each_name():
     ws = Workspace()
-    a = ws.scratch("a", 2, 5)
-    assert ws.scratch("a", 2, 5) is a
-    assert ws.scratch("b", 2, 5) is not a
-    assert ws.scratch("a", 2, 6).shape == (2, 6)
+    a = ws.scratch("a", 20, 5)
+    assert np.shares_memory(ws.scratch("a", 4, 5), a)
+    assert not np.shares_memory(ws.scratch("b", 20, 5), a)
+    assert ws.scratch("a", 20, 6).shape == (20, 6)
+    assert ws.allocated == 4 * (120 + 100)
+
+
+def test_sizes_that_are_not_asked_for_any_more_do_not_pile_up():
+    ws = Workspace()
+    kept = ws.empty((100_000,), torch.float32)
+    for size in range(100_000, 200_000, 500):
+        ws.empty((size,), torch.float32)
+        ws.empty((size,), torch.bfloat16)
+    assert ws.allocated < 10 * kept.nbytes

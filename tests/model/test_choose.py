@@ -103,6 +103,6 @@ def test_auto_without_numba(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "numba", None)
     ops, reason = choose("auto", CPU, "float32")
     assert ops is REFERENCE
-    assert reason.startswith("plain torch: ops 'cpu' are compiled by numba, which cannot be imported")
+    assert reason.startswith("plain torch: ops 'cpu' are compiled by numba, which cannot be used here")
     with pytest.raises(MissingError, match="compiled by numba"):
         choose("cpu", CPU, "float32")

@@ -1,6 +1,7 @@
 """One step: however a batch is cut, its gradient is the mean over valid tokens; a step that is not finite updates nothing."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -95,13 +96,14 @@ def test_a_gradient_that_is_no_number_under_a_finite_loss_updates_nothing(bad: f
     optimizer = AdamW(model.params, model.grads)
     train_once(model, optimizer)
     before = [model.store.flat.clone(), *(x.clone() for x in optimizer.state.values())]
-    backward = model.backward
+    healthy = model.forward_backward
 
-    def spoilt() -> None:
-        backward()
+    def spoilt(*args: Any, **options: Any) -> Tensor:
+        loss = healthy(*args, **options)
         model.store.flat_grads[5] = bad
+        return loss
 
-    monkeypatch.setattr(model, "backward", spoilt)
+    monkeypatch.setattr(model, "forward_backward", spoilt)
     with pytest.raises(NonFiniteError, match=rf"step 8: loss \d\.\d+, gradient norm {bad}; nothing was updated"):
         train_once(model, optimizer)
     assert optimizer.t == 1
@@ -112,8 +114,8 @@ def test_a_gradient_that_is_no_number_under_a_finite_loss_updates_nothing(bad: f
 def test_a_loss_that_is_no_number_updates_nothing(monkeypatch: pytest.MonkeyPatch):
     model = build_model(MODEL)
     optimizer = AdamW(model.params, model.grads)
-    before, forward = model.store.flat.clone(), model.forward
-    monkeypatch.setattr(model, "forward", lambda *args, **options: forward(*args, **options) * math.nan)
+    before, healthy = model.store.flat.clone(), model.forward_backward
+    monkeypatch.setattr(model, "forward_backward", lambda *args, **options: healthy(*args, **options) * math.nan)
     with pytest.raises(NonFiniteError, match="step 8: loss nan"):
         train_once(model, optimizer)
     assert torch.equal(model.store.flat, before)

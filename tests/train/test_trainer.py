@@ -230,8 +230,7 @@ def diverging(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
 
         def spoilt(model: Any, *args: Any, step: int, **options: Any) -> Any:
             if step >= first_bad:
-                model.forward = lambda *a, **o: torch.tensor(math.nan)
-                model.backward = lambda: None
+                model.forward_backward = lambda *a, **o: torch.tensor(math.nan)
             return original(model, *args, step=step, **options)
 
         monkeypatch.setattr(module, "train_step", spoilt)

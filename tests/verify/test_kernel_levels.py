@@ -2,7 +2,7 @@
 the levels that should."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, replace
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -223,7 +223,7 @@ def ops_of(ops: OpSet) -> Iterator[Op]:
         value = getattr(ops, field.name)
         if isinstance(value, Op):
             yield value
-        elif field.name != "name":
+        elif isinstance(value, Mapping):
             yield from value.values()
 
 

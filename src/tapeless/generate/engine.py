@@ -102,7 +102,7 @@ def generate(
     for position in range(len(prompt), end):
         so_far = text[:, :position]
         logits = reader.logits(so_far)  # (B, V)
-        if V < model.config.vocab_size:
+        if model.config.vocab_size > V:
             logits = logits.index_fill(-1, torch.arange(V, model.config.vocab_size, device=model.device), -torch.inf)
         text[:, position] = drawn = sample(logits, so_far, sampling, position=position, first_sample=first_sample)
         for row, token in enumerate(drawn.tolist()):

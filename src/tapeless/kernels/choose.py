@@ -34,8 +34,8 @@ def _cpu_ops() -> OpSet:
     try:
         from tapeless.kernels.cpu.jit import announce_first_use
         from tapeless.kernels.cpu.ops import cpu_ops
-    except ImportError as error:
-        raise MissingError(f"ops 'cpu' are compiled by numba, which cannot be imported: {error}") from error
+    except (ImportError, OSError, RuntimeError) as error:
+        raise MissingError(f"ops 'cpu' are compiled by numba, which cannot be used here: {error}") from error
     announce_first_use()
     return cpu_ops()
 

@@ -2,7 +2,7 @@
 
 A fresh allocation of some megabytes is mapped and zeroed page by page on first touch, which costs as much as a pass over it.
 A workspace lends blocks: a block comes back by itself when the last tensor that sees it is gone, so nobody has to say so, and
-a tensor that somebody keeps is never written over.
+a tensor that somebody keeps is never written over. It belongs to one model, and like it to one thread of Python at a time.
 Judged by: tests/kernels/test_workspace.py."""
 
 import math
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 SMALL = 2**15  # bytes; below, the allocator of the C library is as good
+LAZY = 4
 NUMPY = {torch.float32: np.float32, torch.bfloat16: np.uint16}
 
 
@@ -23,7 +24,7 @@ class Workspace:
     def __init__(self) -> None:
         self._free: dict[Any, list[np.ndarray]] = defaultdict(list)  # by dtype and number of elements
         self._lent: dict[int, Any] = {}
-        self._scratch: dict[Any, np.ndarray] = {}
+        self._scratch: dict[str, np.ndarray] = {}  # flat, as large as was ever asked for
         self.allocated = 0  # bytes of all blocks, lent out or not
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
@@ -35,6 +36,7 @@ class Workspace:
         if free:
             block = free.pop()
         else:
+            self._make_room()
             block = np.empty(numel, NUMPY[dtype])
             self.allocated += block.nbytes
         lent = block.reshape(shape)  # torch's storage is the only one that holds this view, and lets go of it at its own end
@@ -46,15 +48,22 @@ class Workspace:
         return tensor
 
     def scratch(self, name: str, *shape: int) -> np.ndarray:
-        """An array for the duration of one kernel: the same one for the same name and shape, never lent out."""
-        key = name, shape
-        if key not in self._scratch:
-            self._scratch[key] = np.empty(shape, np.float32)
-            self.allocated += self._scratch[key].nbytes
-        return self._scratch[key]
+        """An array for the duration of one kernel: the same memory for the same name, never lent out."""
+        numel = math.prod(shape)
+        flat = self._scratch.get(name)
+        if flat is None or len(flat) < numel:
+            self.allocated += 4 * (numel - (0 if flat is None else len(flat)))
+            flat = self._scratch[name] = np.empty(numel, np.float32)
+        return flat[:numel].reshape(shape)
 
-    def empty_like(self, x: Tensor) -> Tensor:
-        return self.empty(x.shape, x.dtype)
+    def _make_room(self) -> None:
+        """Where shapes keep changing, blocks of sizes that are not asked for any more would pile up: when what lies idle is
+        more than LAZY times what is in use, all of it goes."""
+        idle = sum(block.nbytes for free in self._free.values() for block in free)
+        if idle > LAZY * max(self.allocated - idle, SMALL):
+            for free in self._free.values():
+                free.clear()
+            self.allocated -= idle
 
     def _take_back(self, ticket: Any) -> None:
         _, free, block = self._lent.pop(id(ticket))

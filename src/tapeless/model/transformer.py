@@ -85,7 +85,8 @@ def structured(config: ModelConfig, layout: FlatLayout, flat: Tensor) -> Transfo
 class Transformer:
     """A decoder-only transformer with explicit gradients.
 
-    loss = model.forward(tokens, targets); model.backward(); then read or use model.grads, a mapping by name."""
+    loss = model.forward(tokens, targets); model.backward(); then read or use model.grads, a mapping by name.
+    A model keeps what a forward saved and reuses its buffers, so it is for one thread of Python at a time."""
 
     def __init__(
         self,
@@ -167,7 +168,8 @@ class Transformer:
         documents: Tensor | None = None,  # (B, T) int64
         on_grads_ready: Callable[[Tensor], None] | None = None,
     ) -> Tensor:  # loss ()
-        """forward and then backward, as one call: a kernel can then make the head's gradient while its logits are there."""
+        """forward and then backward, as one call: a kernel can then make the head's gradient while its logits are there.
+        After an error the gradients may hold a part of this batch's."""
         self._kept = None
         self._check(tokens, targets, documents)
         n, kept = self._trunk(tokens, self._call(documents, self._dropout(step, first_sample)), keep=True)
@@ -211,7 +213,7 @@ class Transformer:
                 raise InputError("logits with a kv_cache cannot be kept for backward, nor be given documents")
             kv_cache.expect(*tokens.shape)
         head = softcap = kept = None
-        if kv_cache is not None and kv_cache.length and tokens.shape[1] == 1 and self._decode is not None:
+        if kv_cache is not None and tokens.shape[1] == 1 and self._decode is not None:
             self.store.refresh(only_if_counted=True)
             logits = self._decode(tokens, kv_cache)
         else:
@@ -313,6 +315,8 @@ class Transformer:
         return Dropout(self.config.dropout, self.seed, step, first_sample)
 
     def _check(self, tokens: Tensor, targets: Tensor | None, documents: Tensor | None) -> None:
+        if self.ops.begin is not None:
+            self.ops.begin()
         check_tokens(tokens, self.config.vocab_size, self.device)
         if targets is not None:
             check_targets(targets, tokens, self.config.vocab_size)

@@ -25,7 +25,7 @@ class Op(NamedTuple):
 
     forward: Callable[..., Any]
     backward: Callable[..., Any]
-    both: Callable[..., Any] | None = None  # a loss and its gradient at once, as `loss_with_gradient` calls it
+    both: Callable[..., Any] | None = None  # of a loss: (x, targets, w, dw, *, scalars) -> loss, dx, as if dloss were 1
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,7 @@ class OpSet:
     ffn_gate: Mapping[str, Op]  # by ModelConfig.ffn
     linear_cross_entropy: Op
     dropout: Op  # saves nothing: a mask is hashed again from its key
+    begin: Callable[[], None] | None = None  # called at the beginning of every pass through a model
     decoder: Callable[..., Callable[..., Tensor]] | None = None  # one token through the whole model; None: by the ops above
     adam_update: Callable[..., None] | None = None  # the optimizer's two passes; None: optim/adam.py and optim/clip.py
     grad_norm: Callable[[Tensor], Tensor] | None = None

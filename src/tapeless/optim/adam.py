@@ -66,10 +66,9 @@ class AdamW(Adam):
         self._fused = fused
         self._pieces = pieces(self._stretches, len(self.params)).contiguous()
 
-    def step(self, *, scale: float = 1.0, copy: Tensor | None = None) -> None:
+    def step(self, *, scale: float = 1.0, copy: Tensor | None = None) -> bool:
         if self._fused is None:
-            super().step(scale=scale, copy=copy)
-            return
+            return super().step(scale=scale, copy=copy)
         self.t += 1
         self._fused(
             self.params,
@@ -86,6 +85,7 @@ class AdamW(Adam):
             weight_decay=self.weight_decay,
             scale=scale,
         )
+        return copy is not None
 
     def _decay(self) -> Tensor:
         self._shrink()

@@ -70,14 +70,13 @@ class FlatOptimizer(ABC):
         *,
         scale: float = 1.0,
         copy: Tensor | None = None,  # (n,)
-    ) -> None:
-        """Update the parameters by `scale` times the gradients, with self.lr. copy: receives the parameters in its own dtype.
-        A scale other than 1 may be multiplied into the gradients where they lie."""
+    ) -> bool:
+        """Update the parameters by `scale` times the gradients, with self.lr. copy: receives the parameters in its own dtype;
+        returned is whether it did. A scale other than 1 may be multiplied into the gradients where they lie."""
         if scale != 1:
             self.grads *= scale
         self._update()
-        if copy is not None:
-            copy.copy_(self.params)
+        return False
 
     @abstractmethod
     def _update(self) -> None:

@@ -68,6 +68,6 @@ def train_step(
     if not (math.isfinite(loss) and math.isfinite(norm)):
         raise NonFiniteError(f"step {step + 1}: loss {loss}, gradient norm {norm}; nothing was updated: try a smaller lr")
     optimizer.lr = lr
-    optimizer.step(scale=clip_scale(norm, grad_clip), copy=model.store.copy)
-    model.store.copied()
+    if optimizer.step(scale=clip_scale(norm, grad_clip), copy=model.store.copy):
+        model.store.copied()
     return StepResult(loss, norm)

@@ -16,7 +16,7 @@ from tapeless.model.build import AnyModel, build_model
 from tapeless.model.simple_lm import SimpleLM
 from tapeless.ops.reference import REFERENCE
 from tapeless.verify.finding import Finding, distance
-from tapeless.verify.fixtures import batch, loss_with_gradients, move_off_init, shrunk
+from tapeless.verify.fixtures import FIRST_SAMPLE, STEP, batch, move_off_init, shrunk
 from tapeless.verify.full_size import along_directions
 from tapeless.verify.model_judges import kernel_bound, zero_by_identity
 from tapeless.verify.tolerances import FIRST_BATCH
@@ -68,5 +68,7 @@ def _rebuilt(model: AnyModel, small: bool = False, **changes: Any) -> AnyModel:
 
 
 def _run(model: AnyModel, tokens: Tensor, targets: Tensor) -> None:
+    """One step as in training, which is forward and backward in one call."""
     model.zero_grads()
-    loss_with_gradients(model, tokens.to(model.device), targets.to(model.device))
+    options: dict[str, Any] = {} if isinstance(model, SimpleLM) else {"step": STEP, "first_sample": FIRST_SAMPLE}
+    model.forward_backward(tokens.to(model.device), targets.to(model.device), **options)

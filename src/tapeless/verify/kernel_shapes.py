@@ -16,7 +16,7 @@ SHAPES = (
     Shape(B=1, T=65, H=8, G=2, D=64, C=256, F=129, V=17),
     Shape(B=3, T=130, H=3, G=3, D=20, C=100, F=43, V=1000),
 )
-MANY_ROWS = Shape(B=3, T=700, C=24, V=1000)  # two million logits: more than a block of any set
+MANY_ROWS = Shape(B=3, T=700, C=24, V=1000)  # two million logits: more than a block of the reference op
 ONE_LENGTH = "attention[long]"  # a case of its own length
 
 

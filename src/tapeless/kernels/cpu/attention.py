@@ -33,6 +33,7 @@ LOWEST = np.float32(-1e30)  # of another document: its exponential adds nothing 
 
 @inlined
 def _up(n, to):
+    """The next multiple; Python calls it too."""
     return -(-n // to) * to
 
 
@@ -150,10 +151,6 @@ def _documents(documents: Tensor | None) -> np.ndarray:  # (B, T), or (0, 0)
     return NO_DOCUMENTS if documents is None else array(documents.contiguous())
 
 
-def _padded(n: int) -> int:
-    return -(-n // WIDTH) * WIDTH
-
-
 def attention_forward(
     q: Tensor,  # (B, H, T, D)
     k: Tensor,  # (B, G, S, D)  S >= T; S > T when earlier keys come from a kv_cache
@@ -164,9 +161,9 @@ def attention_forward(
 ) -> tuple[Tensor, AttentionSaved]:  # o (B, T, H*D)
     require_matching_documents(documents, q, k)
     (B, H, T, D), (G, S) = q.shape, k.shape[1:3]
-    D_, S_, threads = _padded(D), _padded(S), numba.get_num_threads()
+    D_, S_, threads = _up(D, WIDTH), _up(S, WIDTH), numba.get_num_threads()
     o = ws.empty((B, T, H * D), q.dtype)
-    lse = torch.empty(B, G, H // G, T, 1)
+    lse = torch.empty(B, G, H // G, T, 1, dtype=torch.float32, device="cpu")
     queries = _operand(q)
     kind = np.int32 if queries.dtype == np.int32 else np.float32
     _forward(
@@ -194,7 +191,7 @@ def attention_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:  # dq (B, H, T, D), dk (B, G, S, D), dv (B, G, S, D)
     q, k, v, _, lse, documents = saved
     (B, H, T, D), S = q.shape, k.shape[2]
-    D_, S_, threads = _padded(D), _padded(S), numba.get_num_threads()
+    D_, S_, threads = _up(D, WIDTH), _up(S, WIDTH), numba.get_num_threads()
     dq, dk, dv = ws.empty(q.shape, q.dtype), ws.empty(k.shape, k.dtype), ws.empty(v.shape, v.dtype)
     queries = _operand(q)
     kind = np.int32 if queries.dtype == np.int32 else np.float32

@@ -3,7 +3,7 @@
 A token is one row, so a product is a matrix times a vector and costs as much as reading the matrix; what is left is the price
 of calling ops one by one, which here is paid once a token instead of ten times a layer. The parameters are read where they lie,
 from the flat buffer by a table of offsets. Activations stay in float32 from the embedding to the logits.
-Same formulas, same order as model/block.py. Judged by: tests/kernels/test_cpu.py and tests/model/test_decode.py."""
+Same formulas, same order as model/block.py. Judged by: tests/kernels/test_cpu.py."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -14,15 +14,19 @@ import torch
 from numba import prange
 from torch import Tensor
 
-from tapeless.kernels.cpu.ffn_gate import geglu_row, gelu_row, relu2_row, relu_row, swiglu_row, tanh_row
+from tapeless.kernels.cpu.ffn_gate import KINDS, gated_row, plain_row
 from tapeless.kernels.cpu.functions import exp
 from tapeless.kernels.cpu.jit import array, compiled, inlined, kernel, put, wide
+from tapeless.kernels.cpu.qkv_rope import rotate
+from tapeless.ops.ffn_gate import GATED
 
 # What the table has for each layer, in this order: offsets into the flat buffer, or -1 for a parameter that is not there.
-FIELDS = ("attn_norm.w", "attn_norm.b", "attn.wq", "attn.bq", "attn.q_norm.w", "attn.k_norm.w", "attn.wo", "attn.bo")
-FIELDS += ("ffn_norm.w", "ffn_norm.b", "ffn.w_up", "ffn.b_up", "ffn.w_down", "ffn.b_down")
-ENDS = ("embed.w", "pos.w", "final_norm.w", "final_norm.b")  # and the head
-GATES = ("swiglu", "geglu", "gelu", "tanh", "relu", "relu2")
+FIELDS = [f"{part}_norm.{x}" for part in ("attn", "ffn") for x in "wb"]
+FIELDS += ["attn.wq", "attn.bq", "attn.q_norm.w", "attn.k_norm.w", "attn.wo", "attn.bo"]
+FIELDS += ["ffn.w_up", "ffn.b_up", "ffn.w_down", "ffn.b_down"]
+ATTN_W, ATTN_B, FFN_W, FFN_B, QKV, QKV_B, Q_NORM, K_NORM, WO, WO_B, UP, UP_B, DOWN, DOWN_B = range(14)
+ENDS = ("embed.w", "pos.w", "final_norm.w", "final_norm.b")  # likewise, once; and behind them the head
+EMBED, POSITIONS, FINAL_W, FINAL_B, HEAD = range(5)
 SMALL = 2**16  # elements of a matrix that one thread reads faster than two can be told to
 ZERO, ONE = np.float32(0), np.float32(1)
 
@@ -80,15 +84,6 @@ def _head_norm(row, flat, w, eps):  # (D,) in place
 
 
 @inlined
-def _turn(row, cos, sin):  # (D,) in place
-    half = len(cos)
-    for i in range(half):
-        low, high = row[i], row[half + i]
-        row[i] = low * cos[i] - high * sin[i]
-        row[half + i] = high * cos[i] + low * sin[i]
-
-
-@inlined
 def _attend(q, keys, values, count, out):  # q, out (D,); keys, values (capacity, D), the first `count` of them
     D = len(q)
     scores = np.empty(count, np.float32)
@@ -111,32 +106,24 @@ def _attend(q, keys, values, count, out):  # q, out (D,); keys, values (capacity
 @inlined
 def _gate(kind, up, h):  # (2F,) or (F,) -> h (F,)
     F = len(h)
-    if kind == 0:
-        swiglu_row(up[:F], up[F:], h)
-    elif kind == 1:
-        geglu_row(up[:F], up[F:], h)
-    elif kind == 2:
-        gelu_row(up, h)
-    elif kind == 3:
-        tanh_row(up, h)
-    elif kind == 4:
-        relu_row(up, h)
+    if len(up) > F:
+        gated_row(kind, up[:F], up[F:], h)
     else:
-        relu2_row(up, h)
+        plain_row(kind, up, h)
 
 
 @inlined
-def _attention(n, flat, at, keys, values, position, H, rotate, cos, sin, eps, a):  # n, a (B, C); keys, values (B, G, S, D)
+def _attention(n, flat, at, keys, values, position, H, turns, cos, sin, eps, a):  # n, a (B, C); keys, values (B, G, S, D)
     B, (G, D) = len(n), (keys.shape[1], keys.shape[3])
     qkv, out = np.empty((B, (H + 2 * G) * D), np.float32), np.empty((B, H * D), np.float32)
-    _times(flat, at[2], at[3], n, qkv)
+    _times(flat, at[QKV], at[QKV_B], n, qkv)
     for b in range(B):
         for h in range(H + G):
             row = qkv[b, h * D : (h + 1) * D]
-            if at[4] >= 0:
-                _head_norm(row, flat, at[4] if h < H else at[5], eps)
-            if rotate:
-                _turn(row, cos, sin)
+            if at[Q_NORM] >= 0:
+                _head_norm(row, flat, at[Q_NORM] if h < H else at[K_NORM], eps)
+            if turns:
+                rotate(row, cos, sin)
         for g in range(G):
             for d in range(D):
                 put(keys[b, g, position], d, qkv[b, (H + g) * D + d])
@@ -144,23 +131,23 @@ def _attention(n, flat, at, keys, values, position, H, rotate, cos, sin, eps, a)
         for h in range(H):
             g = h * G // H
             _attend(qkv[b, h * D : (h + 1) * D], keys[b, g], values[b, g], position + 1, out[b, h * D : (h + 1) * D])
-    _times(flat, at[6], at[7], out, a)
+    _times(flat, at[WO], at[WO_B], out, a)
 
 
 @inlined
-def _feed_forward(n, flat, at, kind, F, f):  # n, f (B, C)
+def _feed_forward(n, flat, at, kind, up_width, F, f):  # n, f (B, C)
     B = len(n)
-    up, h = np.empty((B, 2 * F if kind < 2 else F), np.float32), np.empty((B, F), np.float32)
-    _times(flat, at[10], at[11], n, up)
+    up, h = np.empty((B, up_width), np.float32), np.empty((B, F), np.float32)
+    _times(flat, at[UP], at[UP_B], n, up)
     for b in range(B):
         _gate(kind, up[b], h[b])
-    _times(flat, at[12], at[13], h, f)
+    _times(flat, at[DOWN], at[DOWN_B], h, f)
 
 
 @compiled
-def _decode(tokens, flat, layers, ends, keys, values, position, H, F, kind, theta, centre, post, eps, logits):
-    # tokens (B,); flat (n,); layers (L, 14) by FIELDS, ends (6,) by ENDS and C; keys, values (L, B, G, S, D); logits (B, V)
-    B, D, C = len(tokens), keys.shape[4], ends[5]
+def _decode(tokens, flat, layers, ends, keys, values, position, C, H, F, up_width, kind, theta, centre, post, eps, logits):
+    # tokens (B,); flat (n,); layers (L, 14) and ends (5,) offsets; keys, values (L, B, G, S, D); logits (B, V)
+    B, D = len(tokens), keys.shape[4]
     x, n, y = np.empty((B, C), np.float32), np.empty((B, C), np.float32), np.empty((B, C), np.float32)
     cos, sin = np.empty(D // 2, np.float32), np.empty(D // 2, np.float32)
     for i in range(D // 2):
@@ -168,27 +155,27 @@ def _decode(tokens, flat, layers, ends, keys, values, position, H, F, kind, thet
         cos[i], sin[i] = math.cos(angle), math.sin(angle)
     for b in range(B):
         for c in range(C):
-            x[b, c] = wide(flat[ends[0] + tokens[b] * C + c])
-            if ends[1] >= 0:
-                x[b, c] += wide(flat[ends[1] + position * C + c])
+            x[b, c] = wide(flat[ends[EMBED] + tokens[b] * C + c])
+            if ends[POSITIONS] >= 0:
+                x[b, c] += wide(flat[ends[POSITIONS] + position * C + c])
     for layer in range(len(layers)):
         at = layers[layer]
         if post:
             _attention(x, flat, at, keys[layer], values[layer], position, H, theta > 0, cos, sin, eps, y)
             x += y
-            _norm(x, flat, at[0], at[1], centre, eps, n)
-            _feed_forward(n, flat, at, kind, F, y)
+            _norm(x, flat, at[ATTN_W], at[ATTN_B], centre, eps, n)
+            _feed_forward(n, flat, at, kind, up_width, F, y)
             n += y
-            _norm(n, flat, at[8], at[9], centre, eps, x)
+            _norm(n, flat, at[FFN_W], at[FFN_B], centre, eps, x)
         else:
-            _norm(x, flat, at[0], at[1], centre, eps, n)
+            _norm(x, flat, at[ATTN_W], at[ATTN_B], centre, eps, n)
             _attention(n, flat, at, keys[layer], values[layer], position, H, theta > 0, cos, sin, eps, y)
             x += y
-            _norm(x, flat, at[8], at[9], centre, eps, n)
-            _feed_forward(n, flat, at, kind, F, y)
+            _norm(x, flat, at[FFN_W], at[FFN_B], centre, eps, n)
+            _feed_forward(n, flat, at, kind, up_width, F, y)
             x += y
-    _norm(x, flat, ends[2], ends[3], centre, eps, n)
-    _times(flat, ends[4], -1, n, logits)
+    _norm(x, flat, ends[FINAL_W], ends[FINAL_B], centre, eps, n)
+    _times(flat, ends[HEAD], -1, n, logits)
 
 
 def decoder(
@@ -210,12 +197,14 @@ def decoder(
 
     layers = np.array([[field(i, name) for name in FIELDS] for i in range(c.num_layers)], dtype=np.int64)
     head = offset("embed.w" if c.tie_embeddings else "head.w")
-    ends = np.array([*(offset(name) for name in ENDS), head, c.hidden_dim], dtype=np.int64)
+    ends = np.array([*(offset(name) for name in ENDS), head], dtype=np.int64)
     theta = float(c.rope_theta) if c.position == "rope" else 0.0
-    numbers = (c.num_heads, c.intermediate_dim, GATES.index(c.ffn), theta, c.norm == "layer", c.norm_placement == "post")
+    F = c.intermediate_dim
+    sizes = (c.hidden_dim, c.num_heads, F, 2 * F if c.ffn in GATED else F, KINDS[c.ffn])
+    numbers = (*sizes, theta, c.norm == "layer", c.norm_placement == "post")
 
     def decode(tokens: Tensor, kv_cache: Any) -> Tensor:
-        logits = torch.empty(len(tokens), 1, c.vocab_size)
+        logits = torch.empty(len(tokens), 1, c.vocab_size, dtype=torch.float32, device="cpu")
         _decode(
             array(tokens.reshape(-1)),
             array(flat),

@@ -13,11 +13,12 @@ from torch import Tensor
 from tapeless.kernels.cpu.functions import GELU_C, GELU_K, gelu_tanh, sigmoid, tanh
 from tapeless.kernels.cpu.jit import inlined, kernel, matrix, put, wide
 from tapeless.kernels.workspace import Workspace
-from tapeless.ops.ffn_gate import GatedSaved
+from tapeless.ops.ffn_gate import GATED, GatedSaved
 from tapeless.ops.op import Op
 from tapeless.ops.pointwise import PointwiseSaved
 
 SILU, GELU, TANH, RELU, RELU2 = range(5)  # a number, since kernels that differ in a function could not be kept on disk
+KINDS = {"swiglu": SILU, "geglu": GELU, "gelu": GELU, "tanh": TANH, "relu": RELU, "relu2": RELU2}
 ZERO, HALF, ONE, TWO, THREE = (np.float32(x) for x in (0, 0.5, 1, 2, 3))
 
 
@@ -92,14 +93,31 @@ relu_row, relu_row_backward = _plain(_relu)
 relu2_row, relu2_row_backward = _plain(_relu2)
 
 
+@inlined
+def gated_row(kind, gate, up, h):  # (F,) each
+    if kind == SILU:
+        swiglu_row(gate, up, h)
+    else:
+        geglu_row(gate, up, h)
+
+
+@inlined
+def plain_row(kind, x, y):  # (F,) each
+    if kind == GELU:
+        gelu_row(x, y)
+    elif kind == TANH:
+        tanh_row(x, y)
+    elif kind == RELU:
+        relu_row(x, y)
+    else:
+        relu2_row(x, y)
+
+
 @kernel
 def _gated_forward(kind, gate_up, h):  # (N, 2F), (N, F)
     N, F = h.shape
     for n in prange(N):
-        if kind == SILU:
-            swiglu_row(gate_up[n, :F], gate_up[n, F:], h[n])
-        else:
-            geglu_row(gate_up[n, :F], gate_up[n, F:], h[n])
+        gated_row(kind, gate_up[n, :F], gate_up[n, F:], h[n])
 
 
 @kernel
@@ -115,14 +133,7 @@ def _gated_backward(kind, dh, gate_up, dgate_up):  # (N, F), (N, 2F), (N, 2F)
 @kernel
 def _plain_forward(kind, x, y):  # (N, F) each
     for n in prange(len(x)):
-        if kind == GELU:
-            gelu_row(x[n], y[n])
-        elif kind == TANH:
-            tanh_row(x[n], y[n])
-        elif kind == RELU:
-            relu_row(x[n], y[n])
-        else:
-            relu2_row(x[n], y[n])
+        plain_row(kind, x[n], y[n])
 
 
 @kernel
@@ -185,9 +196,8 @@ def plain_backward(
 
 
 def ffn_gates(ws: Workspace) -> dict[str, Op]:
-    gated = {"swiglu": SILU, "geglu": GELU}
-    plain = {"gelu": GELU, "tanh": TANH, "relu": RELU, "relu2": RELU2}
-    return {
-        **{n: Op(partial(gated_forward, kind=k, ws=ws), partial(gated_backward, kind=k, ws=ws)) for n, k in gated.items()},
-        **{n: Op(partial(plain_forward, kind=k, ws=ws), partial(plain_backward, kind=k, ws=ws)) for n, k in plain.items()},
-    }
+    def op(name: str, kind: int) -> Op:
+        forward, backward = (gated_forward, gated_backward) if name in GATED else (plain_forward, plain_backward)
+        return Op(partial(forward, kind=kind, ws=ws), partial(backward, kind=kind, ws=ws))
+
+    return {name: op(name, kind) for name, kind in KINDS.items()}

@@ -14,7 +14,7 @@ from tapeless.kernels.cpu.jit import BITS, FLOAT, exact, inlined
 
 LOG2_E = np.float32(1.4426950408889634)
 LN2_HIGH, LN2_LOW = np.float32(0.693359375), np.float32(-2.12194440e-4)  # the first has few bits: n times it is exact
-LOWEST, HIGHEST = np.float32(-87.33654), np.float32(88.72283)  # e^x is the smallest normal float32, and the largest
+LOWEST, HIGHEST = np.float32(-87.33654), np.float32(88.72283)  # the smallest normal e^x; from 88.38 on it is infinite
 SHIFT = np.float32(1.5 * 2**23)  # added and taken away again, it rounds to a whole number
 SHIFT_BITS = int(SHIFT.view(np.uint32))
 ONE, HALF, TWO = np.float32(1), np.float32(0.5), np.float32(2)

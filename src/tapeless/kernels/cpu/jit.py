@@ -12,6 +12,7 @@ import ctypes
 import hashlib
 import logging
 import os
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -31,22 +32,36 @@ OPTIONS = {"error_model": "numpy", "nogil": True}  # x / 0 is what IEEE says, wi
 
 
 def _share_threads() -> None:
-    """Make torch's OpenMP the one that Numba's finds; where torch has none of its own, each keeps its pool."""
-    for library in (Path(torch.__file__).parent / "lib").glob("libgomp*"):
-        ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
-    numba.config.THREADING_LAYER = "default"
+    """Make torch's OpenMP the one that Numba's finds, unless another layer was asked for (NUMBA_THREADING_LAYER); where torch
+    has none of its own, each keeps its pool."""
+    libraries = list((Path(torch.__file__).parent / "lib").glob("libgomp*"))
+    if libraries and numba.config.THREADING_LAYER == "default":
+        ctypes.CDLL(str(libraries[0]), mode=ctypes.RTLD_GLOBAL)
+        numba.config.THREADING_LAYER = "omp"
 
 
 def cache_folder() -> Path:
-    """Where compiled kernels of exactly these sources lie."""
+    """Where compiled kernels of exactly these sources lie; where nothing can be kept, a folder for this process alone."""
     sources = sorted(Path(__file__).parent.glob("*.py"))
-    name = hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()[:16]
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(os.environ.get("NUMBA_CACHE_DIR") or Path(home) / "tapeless") / f"kernels-{name}"
+    name = f"kernels-{hashlib.sha256(b''.join(source.read_bytes() for source in sources)).hexdigest()[:16]}"
+    asked = os.environ.get("NUMBA_CACHE_DIR")
+    folder = Path(asked or Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()) / "tapeless") / name
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        usable = os.access(folder, os.W_OK)
+    except OSError:
+        usable = False
+    return folder if usable else Path(tempfile.mkdtemp(prefix="tapeless-")) / name
 
 
 _share_threads()
 _FOLDER = cache_folder()
+
+
+def use_torchs_threads() -> None:
+    """As many as torch is told to use. Numba keeps its number for each thread of Python, and torch's may change at any time, so
+    this is said at the beginning of every pass through a model."""
+    numba.set_num_threads(min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS))
 
 
 def announce_first_use() -> None:
@@ -77,7 +92,7 @@ def array(x: Tensor) -> np.ndarray:
     Two calls of torch for each argument of each kernel would take as long as a small kernel: tensors of a workspace and views
     of the flat buffers keep their array beside them, good as long as their memory is where it was."""
     held = getattr(x, "as_array", None)
-    if held is not None and held[0] == x.data_ptr():
+    if held is not None and held[0] == x.data_ptr() and held[1].shape == x.shape:
         return held[1]
     seen = (x.view(torch.uint16) if x.dtype == torch.bfloat16 else x.detach()).numpy()
     if x._base is not None and x.is_floating_point():

@@ -37,7 +37,7 @@ def add_product(dw: Tensor, a: Tensor, b: Tensor, ws: Workspace) -> None:  # dw 
     if dw.dtype == a.dtype:
         dw.addmm_(a, b)
         return
-    height, flat = max(1, PART // dw.shape[1]), array(dw).reshape(-1)
+    height, flat = max(1, PART // dw.shape[1]), array(dw.view(-1))
     part = ws.empty((min(height, len(dw)), dw.shape[1]), a.dtype)
     for first in range(0, len(dw), height):
         rows_of_a = a[first : first + height]

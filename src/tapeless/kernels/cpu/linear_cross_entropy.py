@@ -154,10 +154,10 @@ def linear_cross_entropy_forward(
     ws: Workspace,
 ) -> tuple[Tensor, LinearCrossEntropySaved]:  # loss ()
     count = num_targets or valid_targets(targets)
-    losses, lse = torch.empty(targets.numel()), torch.empty(targets.numel(), 1)
+    losses, lse = torch.empty(2, targets.numel(), 1, dtype=torch.float32, device="cpu")
     for which, _, y, logits in _blocks(x, targets, w, ws):
         numbers = _numbers(label_smoothing, z_loss, softcap)
-        _losses(array(logits), array(y), *numbers, array(losses[which]), array(lse[which, 0]))
+        _losses(array(logits), array(y), *numbers, array(losses[which, 0]), array(lse[which, 0]))
     return losses.sum(dtype=torch.float64).div(count).float(), LinearCrossEntropySaved(x, targets, lse)
 
 
@@ -195,7 +195,7 @@ def linear_cross_entropy_both(
     ws: Workspace,
 ) -> tuple[Tensor, Tensor]:  # loss (), dx (..., C)
     count = num_targets or valid_targets(targets)
-    losses = torch.empty(targets.numel())
+    losses = torch.empty(targets.numel(), dtype=torch.float32, device="cpu")
     dx = ws.empty(x.shape, x.dtype)
     numbers = _numbers(label_smoothing, z_loss, softcap)
     for which, x_block, y, logits in _blocks(x, targets, w, ws):

@@ -2,14 +2,12 @@
 
 from types import MappingProxyType
 
-import numba
-import torch
-
 from tapeless.kernels.cpu.add_norm import add_norm, norm
 from tapeless.kernels.cpu.attention import attention
 from tapeless.kernels.cpu.decode import decoder
 from tapeless.kernels.cpu.embed import embed
 from tapeless.kernels.cpu.ffn_gate import ffn_gates
+from tapeless.kernels.cpu.jit import use_torchs_threads
 from tapeless.kernels.cpu.linear import linear
 from tapeless.kernels.cpu.linear_cross_entropy import linear_cross_entropy
 from tapeless.kernels.cpu.qkv_rope import qkv_rope
@@ -20,7 +18,7 @@ from tapeless.ops.op import OpSet
 
 
 def cpu_ops() -> OpSet:
-    numba.set_num_threads(min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS))
+    use_torchs_threads()
     ws = Workspace()
     return OpSet(
         name="cpu",
@@ -33,6 +31,7 @@ def cpu_ops() -> OpSet:
         ffn_gate=MappingProxyType(ffn_gates(ws)),
         linear_cross_entropy=linear_cross_entropy(ws),
         dropout=DROPOUT,
+        begin=use_torchs_threads,
         decoder=decoder,
         adam_update=adam_update,
         grad_norm=grad_norm,

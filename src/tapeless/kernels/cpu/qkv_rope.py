@@ -27,7 +27,7 @@ def _tables(T: int, D: int, theta: float | None, offset: int) -> tuple[np.ndarra
     """Without a rotation (0, D/2), which the kernels take for none."""
     if theta is None:
         return np.empty((0, D // 2), np.float32), np.empty((0, D // 2), np.float32)
-    cos, sin = rope_tables(torch.empty(T, D), theta, offset)
+    cos, sin = rope_tables(torch.empty(T, D, dtype=torch.float32, device="cpu"), theta, offset)
     return array(cos), array(sin)
 
 
@@ -44,7 +44,7 @@ def _store(row, y):  # (D,) each
 
 
 @inlined
-def _rotate(row, cos, sin):  # (D,), (D/2,), (D/2,)
+def rotate(row, cos, sin):  # (D,), (D/2,), (D/2,)
     half = len(cos)
     low, high = row[:half], row[half:]
     for i in range(half):
@@ -92,7 +92,7 @@ def _forward(qkv, w, eps, cos, sin, q, k, v, r):
                     r[b, t, h] = ONE / np.float32(sqrt(_dot(row, row) / np.float32(D) + eps))
                     _scale(row, r[b, t, h], w[0] if h < H else w[1])
                 if len(cos) > 0:
-                    _rotate(row, cos[t], sin[t])
+                    rotate(row, cos[t], sin[t])
                 if h < H:
                     _store(row, q[b, h, t])
                 else:
@@ -159,7 +159,7 @@ def qkv_rope_forward(
     D = width // (H + 2 * G)
     q, k, v = (ws.empty((B, heads, T, D), qkv.dtype) for heads in (H, G, G))
     w = _norm_weights(wq_norm, wk_norm, q)
-    r = torch.empty(B, T, H + G if len(w) else 0)
+    r = torch.empty(B, T, H + G if len(w) else 0, dtype=torch.float32, device="cpu")
     _forward(
         matrix(qkv).reshape(B, T, -1, D),
         w,

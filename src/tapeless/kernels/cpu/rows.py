@@ -2,7 +2,7 @@
 
 Rows are short and their ends lie anywhere; left to itself LLVM takes what does not fill a vector element by element, which
 costs more than the rest of the row. Here a row is padded to whole vectors, and what is not visible is masked.
-A largest number is not found in vectors at all where NaN must be minded, as elsewhere in the kernels.
+Numba's own maximum minds NaN and is therefore computed one by one; this one does not, and its callers see a NaN otherwise.
 Judged by: tests/kernels/cpu/test_rows.py."""
 
 from collections.abc import Callable, Sequence
@@ -125,7 +125,7 @@ def largest(x):  # (n,) float32 or bfloat16
 @intrinsic
 def softmax_row(typingctx, z, at, n, visible, scale):
     """z[at : at + n], n a multiple of WIDTH, becomes exponentials of scale z for the first `visible`, and zeros; returns their
-    sum and the largest scale z. A NaN makes the sum one."""
+    sum and the largest scale z. A NaN among them makes the sum NaN."""
     signature = types.UniTuple(types.float32, 2)(z, types.intp, types.intp, types.intp, types.float32)
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:

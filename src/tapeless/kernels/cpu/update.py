@@ -86,4 +86,4 @@ def adam_update(
     buffers = (array(x) for x in (p, g, m, v))
     target = array(p.new_empty(0, dtype=torch.bfloat16) if copy is None else copy)
     _adam_pieces(array(pieces), *buffers, target, *(np.float32(x) for x in numbers))
-    torch.autograd.graph.increment_version([p, m, v] if copy is None else [p, m, v, copy])
+    p[:0].zero_()  # torch counts the writes that it makes itself, and this one stands for all of the above

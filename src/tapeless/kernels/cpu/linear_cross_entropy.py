@@ -154,11 +154,11 @@ def linear_cross_entropy_forward(
     ws: Workspace,
 ) -> tuple[Tensor, LinearCrossEntropySaved]:  # loss ()
     count = num_targets or valid_targets(targets)
-    losses, lse = torch.empty(2, targets.numel(), 1, dtype=torch.float32, device="cpu")
+    losses, lse = np.empty(targets.numel(), np.float32), torch.empty(targets.numel(), 1, dtype=torch.float32, device="cpu")
     for which, _, y, logits in _blocks(x, targets, w, ws):
         numbers = _numbers(label_smoothing, z_loss, softcap)
-        _losses(array(logits), array(y), *numbers, array(losses[which, 0]), array(lse[which, 0]))
-    return losses.sum(dtype=torch.float64).div(count).float(), LinearCrossEntropySaved(x, targets, lse)
+        _losses(array(logits), array(y), *numbers, losses[which], array(lse[which, 0]))
+    return _mean(losses, count), LinearCrossEntropySaved(x, targets, lse)
 
 
 def linear_cross_entropy_backward(
@@ -195,13 +195,17 @@ def linear_cross_entropy_both(
     ws: Workspace,
 ) -> tuple[Tensor, Tensor]:  # loss (), dx (..., C)
     count = num_targets or valid_targets(targets)
-    losses = torch.empty(targets.numel(), dtype=torch.float32, device="cpu")
+    losses = np.empty(targets.numel(), np.float32)
     dx = ws.empty(x.shape, x.dtype)
     numbers = _numbers(label_smoothing, z_loss, softcap)
     for which, x_block, y, logits in _blocks(x, targets, w, ws):
-        _both(array(logits), array(y), np.float32(1 / count), *numbers, array(losses[which]))
+        _both(array(logits), array(y), np.float32(1 / count), *numbers, losses[which])
         _products(logits, x_block, w, rows(dx)[which], dw, ws)
-    return losses.sum(dtype=torch.float64).div(count).float(), dx
+    return _mean(losses, count), dx
+
+
+def _mean(losses: np.ndarray, count: int) -> Tensor:  # ()
+    return torch.tensor(losses.sum(dtype=np.float64) / count, dtype=torch.float32, device="cpu")
 
 
 def _products(dlogits: Tensor, x: Tensor, w: Tensor, dx: Tensor, dw: Tensor | None, ws: Workspace) -> None:

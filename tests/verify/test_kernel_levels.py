@@ -95,7 +95,10 @@ def registered(ops: OpSet) -> Setting:
     return Setting("kernels")
 
 
-@pytest.mark.parametrize("level", ["L0", "L1", "L2", "L3", "L4", "L5", "L6"])
+SLOW = [pytest.param(level, marks=pytest.mark.slow) for level in ("L1", "L5")]
+
+
+@pytest.mark.parametrize("level", ["L0", "L2", "L3", "L4", "L6", *SLOW])
 def test_a_right_set_that_computes_otherwise_passes(level: str) -> None:
     if level == "L3":
         pytest.importorskip("transformers")

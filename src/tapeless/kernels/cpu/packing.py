@@ -56,7 +56,9 @@ def _copy_words(x, first, count, packed, row):
         out = packed[i * row : (i + 1) * row]
         out[:] = 0
         if first + i < n:
-            out[:D] = x[first + i]
+            source = x[first + i]
+            for d in range(D):  # not out[:D] = source, which takes Numba two seconds more to compile
+                out[d] = source[d]
 
 
 @inlined

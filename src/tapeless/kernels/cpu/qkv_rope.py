@@ -38,6 +38,12 @@ def _load(x, row):  # (D,) each
 
 
 @inlined
+def _copy(x, y):  # (D,) each
+    for d in range(len(y)):
+        y[d] = x[d]
+
+
+@inlined
 def _store(row, y):  # (D,) each
     for d in range(len(y)):
         put(y, d, row[d])
@@ -98,7 +104,7 @@ def _forward(qkv, w, eps, cos, sin, q, k, v, r):
                 else:
                     _store(row, k[b, h - H, t])
             for g in range(G):
-                v[b, g, t, :] = qkv[b, t, H + G + g, :]
+                _copy(qkv[b, t, H + G + g], v[b, g, t])
 
 
 @inlined
@@ -134,7 +140,7 @@ def _backward(dq, dk, dv, qkv, w, r, cos, sin, dqkv, dw):
                     _norm_backward(row, qkv[b, t, h], r[b, t, h], w[which], dw[part, which])
                 _store(row, dqkv[b, t, h])
             for g in range(G):
-                dqkv[b, t, H + G + g, :] = dv[b, g, t, :]
+                _copy(dv[b, g, t], dqkv[b, t, H + G + g])
 
 
 def _norm_weights(wq_norm: Tensor | None, wk_norm: Tensor | None, like: Tensor) -> np.ndarray:  # (2, D) or (0, D)

@@ -237,7 +237,7 @@ def test_the_introduction_says_what_was_decided(trainer: Trainer, tmp_path: Path
     assert rows["steps"] == "12 of 2 x 8 = 16 tokens, 0.312 epochs; no warm-up"
     assert rows["tokenizer"] == "bytes, 256 ids, 1.00 bytes per token"
     assert rows["optimizer"] == "adamw, lr 0.01, warmup-cosine to 0.001, gradient norm clipped at 1"
-    assert rows["ops"].startswith("cpu (")
+    assert rows["ops"].startswith("reference (")
 
 
 def test_a_vocabulary_larger_than_the_tokenizers_is_said_aloud(tmp_path: Path):

@@ -213,7 +213,8 @@ WRONG: dict[str, tuple[Callable[[], OpSet], set[str]]] = {
 }
 
 
-@pytest.mark.parametrize("wrong", [pytest.param(name, marks=[pytest.mark.slow] * (i > 0)) for i, name in enumerate(WRONG)])
+@pytest.mark.slow
+@pytest.mark.parametrize("wrong", WRONG)
 def test_a_wrong_set_is_found_by_the_levels_that_should(wrong: str) -> None:
     make, expected = WRONG[wrong]
     levels = kernel_levels(registered(make()))

@@ -1,5 +1,8 @@
 """The set `cpu`: every case of every op by the contract, whole models by the levels, and what holds for a whole step."""
 
+import os
+import subprocess
+import sys
 import threading
 from dataclasses import replace
 from operator import attrgetter
@@ -217,6 +220,18 @@ def test_threads_are_torchs():
         assert seen == [1]
     finally:
         torch.set_num_threads(before)
+
+
+def test_numba_does_not_change_torchs_threads():
+    """In a process of its own: Numba starts its threads once."""
+    program = (
+        "import torch, tapeless\n"
+        "tapeless.Transformer(tapeless.load_preset('tiny'), ops='cpu', initialized=False)\n"
+        "print(torch.get_num_threads())"
+    )
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "2"}
+    found = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "1"
 
 
 def test_defaults_of_torch_do_not_matter():

@@ -21,6 +21,8 @@ def test_every_op_is_in_a_case():
     for path in OPS.glob("*.py"):
         if path.stem not in {"__init__", *SHARED}:
             module = __import__(f"tapeless.ops.{path.stem}", fromlist=["*"])
-            ops = {name: value for name, value in vars(module).items() if isinstance(value, Op)}
+            named = {name: value for name, value in vars(module).items() if not name.startswith("_")}
+            named |= {f"{name}[{kind}]": op for name, ops in named.items() if isinstance(ops, dict) for kind, op in ops.items()}
+            ops = {name: value for name, value in named.items() if isinstance(value, Op)}
             assert ops, f"{path.stem} has no op"
             assert {name for name, op in ops.items() if id(op) not in judged} == set()

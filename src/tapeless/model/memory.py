@@ -24,17 +24,15 @@ def saved_bytes(config: ModelConfig, batch_size: int, seq_len: int, recompute: s
     stream = N * c.hidden_dim * compute  # one residual stream, or one norm's output
     stats = N * stat * (2 if c.norm == "layer" else 1)
     qkv = N * (H + 2 * G) * D * compute
-    middle = N * c.intermediate_dim * compute
+    gate_up = N * c.intermediate_dim * (2 if c.ffn in GATED else 1) * compute
 
     attn = {"o": N * H * D * compute, "lse": N * H * stat}
-    ffn = {"gate_up": middle * (2 if c.ffn in GATED else 1)}
     if recompute == "cheap":
         attn["qkv"] = qkv
     else:
         attn |= {"q": N * H * D * compute, "k": N * G * D * compute, "v": N * G * D * compute}
         if c.qk_norm:
             attn |= {"qkv": qkv, "qk_norm.r": N * (H + G) * stat}
-        ffn["h"] = middle
 
     if recompute == "full":
         block = {"x": stream}
@@ -48,7 +46,7 @@ def saved_bytes(config: ModelConfig, batch_size: int, seq_len: int, recompute: s
             block |= {"attn_norm.n": stream}
     if recompute != "full":
         block |= {f"attn.{name}": size for name, size in attn.items()}
-        block |= {f"ffn.{name}": size for name, size in ffn.items()}
+        block["ffn.gate_up"] = gate_up
 
     table = {f"blocks.{i}.{name}": size for i in range(c.num_layers) for name, size in block.items()}
     return table | {"final_norm.s": stream, "final_norm.stats": stats, "head.x": stream, "head.lse": N * stat}

@@ -2,7 +2,7 @@
 
 What a half keeps is decided by the recompute policy:
     none    everything its ops saved
-    cheap   the outputs of its products; norms, rotation and gate are computed again
+    cheap   the outputs of its products; norms and rotation are computed again
     full    nothing of its own; the half runs again from its input
 `kept` lets go of the rest, `rebuilt` computes it again by the same ops, so the gradients are equal bit for bit."""
 
@@ -146,10 +146,8 @@ def self_attention_rebuilt(saved: SelfAttentionSaved, x: Tensor, p: BlockParams,
 
 
 class FeedForwardSaved(NamedTuple):
-    gate_up: Tensor | None  # (B, T, 2F) or (B, T, F)  what `cheap` makes h from again
     up_linear: Any
-    gate: Any
-    down_linear: Any
+    down: Any
 
 
 def feed_forward_forward(
@@ -160,10 +158,9 @@ def feed_forward_forward(
 ) -> tuple[Tensor, FeedForwardSaved]:  # f (B, T, C)
     ops = call.ops
     gate_up, up_linear = ops.linear.forward(x, *p.up)
-    h, gate = ops.ffn_gate[call.config.ffn].forward(gate_up)
-    f, down_linear = ops.linear.forward(h, *p.down)
+    f, down = ops.ffn_down[call.config.ffn].forward(gate_up, *p.down)
     f = drop_forward(f, call, f"blocks.{layer}.ffn")
-    return f, FeedForwardSaved(gate_up, up_linear, gate, down_linear)
+    return f, FeedForwardSaved(up_linear, down)
 
 
 def feed_forward_backward(
@@ -176,26 +173,21 @@ def feed_forward_backward(
 ) -> Tensor:  # dx (B, T, C)
     ops = call.ops
     df = drop_backward(df, call, f"blocks.{layer}.ffn")
-    dh = ops.linear.backward(df, saved.down_linear, *p.down, *g.down)
-    dgate_up = ops.ffn_gate[call.config.ffn].backward(dh, saved.gate)
+    dgate_up = ops.ffn_down[call.config.ffn].backward(df, saved.down, *p.down, *g.down)
     return ops.linear.backward(dgate_up, saved.up_linear, *p.up, *g.up)
 
 
 def feed_forward_kept(saved: FeedForwardSaved, policy: str) -> FeedForwardSaved:
     if policy == "none":
-        return saved._replace(gate_up=None)
-    down_linear = without(saved.down_linear, "x")
+        return saved
     if policy == "cheap":
-        return saved._replace(up_linear=without(saved.up_linear, "x"), down_linear=down_linear)
-    return FeedForwardSaved(None, None, None, down_linear)
+        return saved._replace(up_linear=without(saved.up_linear, "x"))
+    return FeedForwardSaved(None, without(saved.down, "gate_up"))
 
 
 def feed_forward_rebuilt(saved: FeedForwardSaved, x: Tensor, p: BlockParams, call: Call) -> FeedForwardSaved:
     """What `cheap` or `full` let go; the last product is not needed again under either."""
-    ops = call.ops
-    if saved.gate_up is None:
-        gate_up, up_linear = ops.linear.forward(x, *p.up)
-    else:
-        gate_up, up_linear = saved.gate_up, handed_back(saved.up_linear, x=x)
-    h, gate = ops.ffn_gate[call.config.ffn].forward(gate_up)
-    return FeedForwardSaved(None, up_linear, gate, handed_back(saved.down_linear, x=h))
+    if call.recompute == "cheap":
+        return saved._replace(up_linear=handed_back(saved.up_linear, x=x))
+    gate_up, up_linear = call.ops.linear.forward(x, *p.up)
+    return FeedForwardSaved(up_linear, handed_back(saved.down, gate_up=gate_up))

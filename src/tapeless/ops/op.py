@@ -39,7 +39,7 @@ class OpSet:
     qkv_rope: Op
     attention: Op
     linear: Op
-    ffn_gate: Mapping[str, Op]  # by ModelConfig.ffn
+    ffn_down: Mapping[str, Op]  # by ModelConfig.ffn: the activation or gate, and the product behind it
     linear_cross_entropy: Op
     dropout: Op  # saves nothing: a mask is hashed again from its key
     begin: Callable[[], None] | None = None  # called at the beginning of every pass through a model

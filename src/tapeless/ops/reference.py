@@ -6,7 +6,7 @@ from tapeless.ops.add_norm import ADD_LAYER_NORM, ADD_RMS_NORM
 from tapeless.ops.attention import ATTENTION
 from tapeless.ops.dropout import DROPOUT
 from tapeless.ops.embed import EMBED
-from tapeless.ops.ffn_gate import FFN_GATES
+from tapeless.ops.ffn_down import FFN_DOWN
 from tapeless.ops.layer_norm import LAYER_NORM
 from tapeless.ops.linear import LINEAR
 from tapeless.ops.linear_cross_entropy import LINEAR_CROSS_ENTROPY
@@ -22,7 +22,7 @@ REFERENCE = OpSet(
     qkv_rope=QKV_ROPE,
     attention=ATTENTION,
     linear=LINEAR,
-    ffn_gate=MappingProxyType(FFN_GATES),
+    ffn_down=MappingProxyType(FFN_DOWN),
     linear_cross_entropy=LINEAR_CROSS_ENTROPY,
     dropout=DROPOUT,
 )

@@ -19,6 +19,7 @@ from tapeless.ops.broadcast import ADD, MUL
 from tapeless.ops.cross_entropy import CROSS_ENTROPY
 from tapeless.ops.dropout import DROPOUT, dropout_key
 from tapeless.ops.embed import EMBED
+from tapeless.ops.ffn_down import FFN_DOWN
 from tapeless.ops.ffn_gate import GEGLU, SWIGLU
 from tapeless.ops.layer_norm import LAYER_NORM
 from tapeless.ops.linear import LINEAR
@@ -187,16 +188,28 @@ def _simple() -> Iterator[OpCase]:
 def _feed_forward() -> Iterator[OpCase]:
     yield OpCase("pointwise[sigmoid]", SIGMOID, fixtures.pointwise, twins.sigmoid, ("x",))
     yield OpCase("pointwise[silu]", SILU, fixtures.pointwise, twins.silu, ("x",))
-    for kind, op, twin in (
-        ("tanh", TANH, twins.tanh),
-        ("gelu", GELU, twins.gelu),
-        ("relu", RELU, twins.relu),
-        ("relu2", RELU2, twins.relu2),
-    ):
-        yield OpCase(f"pointwise[{kind}]", op, fixtures.pointwise, twin, ("x",), slot=("ffn_gate", kind))
-    for kind, op, gated in (("swiglu", SWIGLU, twins.swiglu), ("geglu", GEGLU, twins.geglu)):
-        slot = ("ffn_gate", kind)
-        yield OpCase(f"ffn_gate[{kind}]", op, fixtures.gate_up, gated, ("gate_up",), outputs=("h",), slot=slot)
+    plain: dict[str, tuple[Op, Callable[..., Tensor]]]
+    plain = {"tanh": (TANH, twins.tanh), "gelu": (GELU, twins.gelu), "relu": (RELU, twins.relu), "relu2": (RELU2, twins.relu2)}
+    for kind, (op, twin) in plain.items():
+        yield OpCase(f"pointwise[{kind}]", op, fixtures.pointwise, twin, ("x",))
+    gated: dict[str, tuple[Op, Callable[..., Tensor]]]
+    gated = {"swiglu": (SWIGLU, twins.swiglu), "geglu": (GEGLU, twins.geglu)}
+    for kind, (op, twin) in gated.items():
+        yield OpCase(f"ffn_gate[{kind}]", op, fixtures.gate_up, twin, ("gate_up",), outputs=("h",))
+    for kind, (_, twin) in (plain | gated).items():
+        for variant, bias in ((kind, False), (f"{kind},bias", True)):
+            build = partial(fixtures.ffn_down, gated=kind in gated, bias=bias)
+            yield OpCase(
+                f"ffn_down[{variant}]",
+                FFN_DOWN[kind],
+                build,
+                partial(twins.ffn_down, twin),
+                ("gate_up",),
+                ("w", "b"),
+                linear_in=("w", "b") if bias else ("w",),
+                wide=("db",) if bias else (),
+                slot=("ffn_down", kind),
+            )
 
 
 def _norms() -> Iterator[OpCase]:

@@ -65,7 +65,7 @@ KERNEL_MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "K9",
         "the gate's gradient without its derivative",
-        f"{CPU}/ffn_gate.py",
+        f"{CPU}/ffn_down.py",
         "put(dgate, i, d * wide(up[i]) * df)",
         "put(dgate, i, d * wide(up[i]) * f)",
     ),

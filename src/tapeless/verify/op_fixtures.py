@@ -103,6 +103,12 @@ def gate_up(generator: Generator, s: Shape) -> Inputs:
     return {"gate_up": 2 * normal(generator, s.B, s.T, 2 * s.F)}
 
 
+def ffn_down(generator: Generator, s: Shape, *, gated: bool, bias: bool) -> Inputs:
+    middle = gate_up(generator, s)["gate_up"] if gated else pointwise(generator, s)["x"]
+    inputs = {"gate_up": middle, "w": normal(generator, s.C, s.F)}
+    return {**inputs, "b": normal(generator, s.C)} if bias else inputs
+
+
 def norm(generator: Generator, s: Shape) -> Inputs:
     return {"x": _hidden(generator, s), "w": 1 + 0.5 * normal(generator, s.C)}
 

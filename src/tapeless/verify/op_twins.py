@@ -3,6 +3,7 @@
 Only autograd differentiates these. They share no line with ops/, so an error would have to be made twice to go unseen."""
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -74,6 +75,10 @@ def swiglu(gate_up: Tensor) -> Tensor:
 def geglu(gate_up: Tensor) -> Tensor:
     gate, up = gate_up.tensor_split(2, -1)
     return gelu(gate) * up
+
+
+def ffn_down(gate: Callable[[Tensor], Tensor], gate_up: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
+    return F.linear(gate(gate_up), w, b)
 
 
 def rms_norm(x: Tensor, w: Tensor, eps: float) -> Tensor:

@@ -14,7 +14,7 @@ import torch
 from numba import prange
 from torch import Tensor
 
-from tapeless.kernels.cpu.ffn_gate import KINDS, gated_row, plain_row
+from tapeless.kernels.cpu.ffn_down import KINDS, gated_row, plain_row
 from tapeless.kernels.cpu.functions import exp
 from tapeless.kernels.cpu.jit import array, compiled, inlined, kernel, put, wide
 from tapeless.kernels.cpu.qkv_rope import rotate

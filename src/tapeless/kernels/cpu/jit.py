@@ -60,8 +60,12 @@ _FOLDER = cache_folder()
 
 def use_torchs_threads() -> None:
     """As many as torch is told to use. Numba keeps its number for each thread of Python, and torch's may change at any time, so
-    this is said at the beginning of every pass through a model."""
-    numba.set_num_threads(min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS))
+    this is said at the beginning of every pass through a model. The first time, Numba starts its threads and tells OpenMP,
+    which is torch's own here, to use all cores: torch's number is put back."""
+    threads = torch.get_num_threads()
+    numba.set_num_threads(min(threads, numba.config.NUMBA_NUM_THREADS))
+    if torch.get_num_threads() != threads:
+        torch.set_num_threads(threads)
 
 
 def announce_first_use() -> None:

@@ -6,7 +6,7 @@ from tapeless.kernels.cpu.add_norm import add_norm, norm
 from tapeless.kernels.cpu.attention import attention
 from tapeless.kernels.cpu.decode import decoder
 from tapeless.kernels.cpu.embed import embed
-from tapeless.kernels.cpu.ffn_gate import ffn_gates
+from tapeless.kernels.cpu.ffn_down import ffn_down
 from tapeless.kernels.cpu.jit import use_torchs_threads
 from tapeless.kernels.cpu.linear import linear
 from tapeless.kernels.cpu.linear_cross_entropy import linear_cross_entropy
@@ -28,7 +28,7 @@ def cpu_ops() -> OpSet:
         qkv_rope=qkv_rope(ws),
         attention=attention(ws),
         linear=linear(ws),
-        ffn_gate=MappingProxyType(ffn_gates(ws)),
+        ffn_down=MappingProxyType(ffn_down(ws)),
         linear_cross_entropy=linear_cross_entropy(ws),
         dropout=DROPOUT,
         begin=use_torchs_threads,

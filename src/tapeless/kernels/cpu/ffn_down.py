@@ -1,21 +1,25 @@
-"""The middle of the feed-forward layer in one pass: the activation, and the gate's product where there is one.
+"""The activation or gate of the feed-forward layer in one pass, and the product behind it.
 
-Formulas: ops/ffn_gate.py and ops/pointwise.py. Backward computes f and f' together, from one exponential.
+Formulas: ops/ffn_down.py, ops/ffn_gate.py and ops/pointwise.py. Backward computes f and f' together, from one exponential; in
+the same pass dh turns into h where it lies, which the weights' gradient is made of.
 Judged by: tests/kernels/test_cpu.py."""
 
 from functools import partial
 from typing import Any
 
 import numpy as np
+import torch
 from numba import prange
 from torch import Tensor
 
 from tapeless.kernels.cpu.functions import GELU_C, GELU_K, gelu_tanh, sigmoid, tanh
 from tapeless.kernels.cpu.jit import inlined, kernel, matrix, put, wide
+from tapeless.kernels.cpu.linear import add_product, linear_forward
 from tapeless.kernels.workspace import Workspace
-from tapeless.ops.ffn_gate import GATED, GatedSaved
+from tapeless.ops.ffn_down import FFNDownSaved
+from tapeless.ops.ffn_gate import GATED
+from tapeless.ops.numerics import add_row_sum, rows
 from tapeless.ops.op import Op
-from tapeless.ops.pointwise import PointwiseSaved
 
 SILU, GELU, TANH, RELU, RELU2 = range(5)  # a number, since kernels that differ in a function could not be kept on disk
 KINDS = {"swiglu": SILU, "geglu": GELU, "gelu": GELU, "tanh": TANH, "relu": RELU, "relu2": RELU2}
@@ -61,12 +65,13 @@ def _gated(f_df: Any) -> tuple[Any, Any]:
             put(h, i, f_df(wide(gate[i]))[0] * wide(up[i]))
 
     @inlined
-    def backward(dh, gate, up, dgate, dup):  # (F,) each
+    def backward(dh, gate, up, dgate, dup):  # (F,) each; dh in, h out
         for i in range(len(dh)):
             f, df = f_df(wide(gate[i]))
             d = wide(dh[i])
             put(dgate, i, d * wide(up[i]) * df)
             put(dup, i, d * f)
+            put(dh, i, f * wide(up[i]))
 
     return forward, backward
 
@@ -78,9 +83,11 @@ def _plain(f_df: Any) -> tuple[Any, Any]:
             put(y, i, f_df(wide(x[i]))[0])
 
     @inlined
-    def backward(dy, x, dx):  # (F,) each
+    def backward(dy, x, dx):  # (F,) each; dy in, y out
         for i in range(len(dx)):
-            put(dx, i, wide(dy[i]) * f_df(wide(x[i]))[1])
+            f, df = f_df(wide(x[i]))
+            put(dx, i, wide(dy[i]) * df)
+            put(dy, i, f)
 
     return forward, backward
 
@@ -121,7 +128,7 @@ def _gated_forward(kind, gate_up, h):  # (N, 2F), (N, F)
 
 
 @kernel
-def _gated_backward(kind, dh, gate_up, dgate_up):  # (N, F), (N, 2F), (N, 2F)
+def _gated_backward(kind, dh, gate_up, dgate_up):  # (N, F) dh in and h out, (N, 2F), (N, 2F)
     N, F = dh.shape
     for n in prange(N):
         if kind == SILU:
@@ -137,7 +144,7 @@ def _plain_forward(kind, x, y):  # (N, F) each
 
 
 @kernel
-def _plain_backward(kind, dy, x, dx):  # (N, F) each
+def _plain_backward(kind, dy, x, dx):  # (N, F) each; dy in, y out
     for n in prange(len(x)):
         if kind == GELU:
             gelu_row_backward(dy[n], x[n], dx[n])
@@ -149,55 +156,46 @@ def _plain_backward(kind, dy, x, dx):  # (N, F) each
             relu2_row_backward(dy[n], x[n], dx[n])
 
 
-def gated_forward(
-    gate_up: Tensor,  # (..., 2F)
+def ffn_down_forward(
+    gate_up: Tensor,  # (..., 2F), or (..., F) of the kinds without a gate
+    w: Tensor,  # (C, F)
+    b: Tensor | None,  # (C,)
     *,
-    kind: int,
+    name: str,
     ws: Workspace,
-) -> tuple[Tensor, GatedSaved]:  # h (..., F)
-    h = ws.empty((*gate_up.shape[:-1], gate_up.shape[-1] // 2), gate_up.dtype)
-    _gated_forward(kind, matrix(gate_up), matrix(h))
-    return h, GatedSaved(gate_up)
+) -> tuple[Tensor, FFNDownSaved]:  # y (..., C)
+    h = ws.empty((*gate_up.shape[:-1], w.shape[1]), gate_up.dtype)
+    run = _gated_forward if name in GATED else _plain_forward
+    run(KINDS[name], matrix(gate_up), matrix(h))
+    return linear_forward(h, w, b, ws=ws)[0], FFNDownSaved(gate_up)
 
 
-def gated_backward(
-    dh: Tensor,  # (..., F)
-    saved: GatedSaved,
+def ffn_down_backward(
+    dy: Tensor,  # (..., C)
+    saved: FFNDownSaved,
+    w: Tensor,  # (C, F)
+    b: Tensor | None,  # (C,)
+    dw: Tensor | None,  # (C, F)  accumulated into
+    db: Tensor | None,  # (C,)  accumulated into
     *,
-    kind: int,
+    name: str,
     ws: Workspace,
-) -> Tensor:  # dgate_up (..., 2F)
-    dgate_up = ws.empty(saved.gate_up.shape, dh.dtype)
-    _gated_backward(kind, matrix(dh), matrix(saved.gate_up), matrix(dgate_up))
+) -> Tensor:  # dgate_up, as gate_up
+    flat = rows(dy)
+    dh = ws.empty((len(flat), w.shape[1]), dy.dtype)
+    torch.mm(flat, w, out=dh)
+    dgate_up = ws.empty(saved.gate_up.shape, dy.dtype)
+    run = _gated_backward if name in GATED else _plain_backward
+    run(KINDS[name], matrix(dh), matrix(saved.gate_up), matrix(dgate_up))
+    h = dh
+    if dw is not None:
+        add_product(dw, flat.t(), h, ws)
+    if db is not None:
+        add_row_sum(db, dy)
     return dgate_up
 
 
-def plain_forward(
-    x: Tensor,  # (..., F)
-    *,
-    kind: int,
-    ws: Workspace,
-) -> tuple[Tensor, PointwiseSaved]:  # y (..., F)
-    y = ws.empty(x.shape, x.dtype)
-    _plain_forward(kind, matrix(x), matrix(y))
-    return y, PointwiseSaved(x)
-
-
-def plain_backward(
-    dy: Tensor,  # (..., F)
-    saved: PointwiseSaved,
-    *,
-    kind: int,
-    ws: Workspace,
-) -> Tensor:  # dx (..., F)
-    dx = ws.empty(dy.shape, dy.dtype)
-    _plain_backward(kind, matrix(dy), matrix(saved.x), matrix(dx))
-    return dx
-
-
-def ffn_gates(ws: Workspace) -> dict[str, Op]:
-    def op(name: str, kind: int) -> Op:
-        forward, backward = (gated_forward, gated_backward) if name in GATED else (plain_forward, plain_backward)
-        return Op(partial(forward, kind=kind, ws=ws), partial(backward, kind=kind, ws=ws))
-
-    return {name: op(name, kind) for name, kind in KINDS.items()}
+def ffn_down(ws: Workspace) -> dict[str, Op]:
+    return {
+        name: Op(partial(ffn_down_forward, name=name, ws=ws), partial(ffn_down_backward, name=name, ws=ws)) for name in KINDS
+    }

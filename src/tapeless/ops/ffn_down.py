@@ -1,0 +1,48 @@
+"""The second half of the feed-forward layer: its activation or gate, and the product behind it, as one op.
+
+    h = gate(gate_up)     by ffn_gate.py          y = h w' + b
+Backward:
+    dh = dy w             dw += dy' h             db += sum_rows(dy)             dgate_up: the gate's backward of dh
+Saved: gate_up alone. h would be a third as much again and is one pass, so it is computed again; a kernel makes it in the pass
+that makes dgate_up.
+Judged by: tests/ops/test_ffn_down.py."""
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+from tapeless.ops.ffn_gate import FFN_GATES
+from tapeless.ops.linear import LinearSaved, linear_backward, linear_forward
+from tapeless.ops.op import Op
+
+
+class FFNDownSaved(NamedTuple):
+    gate_up: Tensor  # (..., 2F), or (..., F) of the kinds without a gate
+
+
+def _ffn_down(gate: Op) -> Op:
+    def forward(
+        gate_up: Tensor,  # (..., 2F) or (..., F)
+        w: Tensor,  # (C, F)
+        b: Tensor | None,  # (C,)
+    ) -> tuple[Tensor, FFNDownSaved]:  # y (..., C)
+        h, _ = gate.forward(gate_up)
+        y, _ = linear_forward(h, w, b)
+        return y, FFNDownSaved(gate_up)
+
+    def backward(
+        dy: Tensor,  # (..., C)
+        saved: FFNDownSaved,
+        w: Tensor,  # (C, F)
+        b: Tensor | None,  # (C,)
+        dw: Tensor | None,  # (C, F)  accumulated into
+        db: Tensor | None,  # (C,)  accumulated into
+    ) -> Tensor:  # dgate_up (..., 2F) or (..., F)
+        h, of_gate = gate.forward(saved.gate_up)
+        dh = linear_backward(dy, LinearSaved(h), w, b, dw, db)
+        return gate.backward(dh, of_gate)
+
+    return Op(forward, backward)
+
+
+FFN_DOWN = {kind: _ffn_down(gate) for kind, gate in FFN_GATES.items()}

@@ -81,7 +81,6 @@ def test_a_wrong_set_of_ops_ends_with_3(capsys, sets):
     assert any(finding["check"] == "full size, bfloat16" for finding in failed)
 
 
-@pytest.mark.slow
 def test_one_op_of_a_set(capsys, sets):
     assert main(["gradcheck", "--op", "attention", "--ops", "copied"]) == 0
     assert "checks of attention with ops copied on cpu: all within bounds" in capsys.readouterr().out

@@ -38,14 +38,9 @@ def test_contract(case):
     check_kernel(case)
 
 
-@pytest.mark.parametrize("level", ["L0", "L2", "L3", "L5", "L6"])
+@pytest.mark.parametrize("level", ["L0", "L2", "L3", "L4", "L5", "L6"])
 def test_levels(level: str):
     check_within(kernel_levels(Setting("cpu"))[level]())
-
-
-@pytest.mark.slow
-def test_level_of_training():
-    check_within(kernel_levels(Setting("cpu"))["L4"]())
 
 
 def data(rows: int = 3, length: int = 33) -> tuple[torch.Tensor, torch.Tensor]:

@@ -95,10 +95,7 @@ def registered(ops: OpSet) -> Setting:
     return Setting("kernels")
 
 
-SLOW = [pytest.param(level, marks=pytest.mark.slow) for level in ("L1", "L5")]
-
-
-@pytest.mark.parametrize("level", ["L0", "L2", "L3", "L4", "L6", *SLOW])
+@pytest.mark.parametrize("level", ["L0", "L1", "L2", "L3", "L4", "L5", "L6"])
 def test_a_right_set_that_computes_otherwise_passes(level: str) -> None:
     if level == "L3":
         pytest.importorskip("transformers")
@@ -213,7 +210,6 @@ WRONG: dict[str, tuple[Callable[[], OpSet], set[str]]] = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("wrong", WRONG)
 def test_a_wrong_set_is_found_by_the_levels_that_should(wrong: str) -> None:
     make, expected = WRONG[wrong]

@@ -1,7 +1,12 @@
 """Standing here puts tests/ on the path, so that `from contract import check_op` works in every folder below."""
 
+import os
+
 import pytest
 import torch
+
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # read when Triton's kernels are defined
 
 KERNELS = {"kernels", "bench", "test_choose.py"}  # folders and files whose tests are about what `auto` chooses
 

@@ -19,6 +19,7 @@ from tapeless.kernels.choose import choose
 from tapeless.model.build import AnyModel, build_model
 from tapeless.model.memory import saved_bytes
 from tapeless.model.transformer import Transformer
+from tapeless.train.graph import graphed_step
 from tapeless.train.step import optimizer_of, train_step
 
 
@@ -43,12 +44,15 @@ class Ours:
         self.task, self.steps = task, 0
         self.model = our_model(task)
         self.optimizer = optimizer_of(self.model, task.train)
+        self.graphed = graphed_step(self.model, self.optimizer, task.train)
 
     def prepare(self, step: int) -> None:
         self.steps, self.batch = step, self.task.batch(step)
 
     def step(self) -> float:
         c = self.task.train
+        if self.graphed is not None:
+            return self.graphed(*self.batch, lr=c.lr, step=self.steps).loss
         result = train_step(
             self.model,
             self.optimizer,

@@ -40,11 +40,20 @@ def _cpu_ops() -> OpSet:
     return cpu_ops()
 
 
+def _triton_ops() -> OpSet:
+    try:
+        from tapeless.kernels.triton.ops import triton_ops
+    except ImportError as error:
+        raise MissingError(f"ops 'triton' are compiled by triton, which cannot be used here: {error}") from error
+    return triton_ops()
+
+
 _BACKENDS: dict[str, Backend] = {
     "reference": Backend(lambda: REFERENCE, None, None),
     "cpu": Backend(_cpu_ops, ("cpu",), ("float32", "bfloat16")),
+    "triton": Backend(_triton_ops, ("cuda",), ("float32", "bfloat16")),
 }
-_AUTOMATIC = {"cpu": "cpu"}  # device type -> the set that `auto` takes there
+_AUTOMATIC = {"cpu": "cpu", "cuda": "triton"}  # device type -> the set that `auto` takes there
 
 
 def register_ops(

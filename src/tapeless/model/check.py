@@ -49,7 +49,7 @@ def check_documents(documents: Tensor, tokens: Tensor) -> None:
     _check_same_shape("documents", documents, tokens)
 
 
-def check_num_targets(num_targets: int | None) -> None:
+def check_num_targets(num_targets: int | Tensor | None) -> None:
     if num_targets is not None and (type(num_targets) is not int or num_targets < 1):
         raise InputError(f"num_targets must be a whole number of at least 1, got {num_targets}")
 

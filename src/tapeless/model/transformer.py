@@ -149,6 +149,7 @@ class Transformer:
         within positions of equal value."""
         self._kept = None  # whatever goes wrong from here on, backward must not take an older forward for this one
         self._check(tokens, targets, documents)
+        check_num_targets(num_targets)
         n, kept = self._trunk(tokens, self._call(documents, self._dropout(step, first_sample)), keep=True)
         options = self._loss_options(num_targets)
         loss, head = self.ops.linear_cross_entropy.forward(n, targets, self._p.head, **options)
@@ -162,21 +163,29 @@ class Transformer:
         tokens: Tensor,  # (B, T) int64
         targets: Tensor,  # (B, T) int64; -100 is ignored
         *,
-        num_targets: int | None = None,
+        num_targets: int | Tensor | None = None,
         step: int | None = None,
         first_sample: int = 0,
         documents: Tensor | None = None,  # (B, T) int64
         on_grads_ready: Callable[[Tensor], None] | None = None,
+        checked: bool = True,
     ) -> Tensor:  # loss ()
         """forward and then backward, as one call: a kernel can then make the head's gradient while its logits are there.
-        After an error the gradients may hold a part of this batch's."""
+        After an error the gradients may hold a part of this batch's.
+
+        checked: False leaves out every look at values, so that nothing waits for the device and the call can be captured in a
+        graph; num_targets may then be a number on the device. Who calls it so answers for the ids and for finite numbers."""
         self._kept = None
-        self._check(tokens, targets, documents)
+        if checked:
+            self._check(tokens, targets, documents)
+            check_num_targets(num_targets)
         n, kept = self._trunk(tokens, self._call(documents, self._dropout(step, first_sample)), keep=True)
-        self._finite(n)
         head, options = self.ops.linear_cross_entropy, self._loss_options(num_targets)
+        if checked:
+            self._finite(n)
         loss, dn = loss_with_gradient(head, n, targets, self._p.head, self._g.head, **options)
-        self._finite(loss)
+        if checked:
+            self._finite(loss)
         del n
         self._trunk_backward(dn, kept, on_grads_ready)
         return loss
@@ -191,6 +200,7 @@ class Transformer:
     ) -> Tensor:  # ()
         """The loss for evaluation: nothing is kept, nothing is dropped out."""
         self._check(tokens, targets, documents)
+        check_num_targets(num_targets)
         n, _ = self._trunk(tokens, self._call(documents), keep=False)
         loss, _ = self.ops.linear_cross_entropy.forward(n, targets, self._p.head, **self._loss_options(num_targets))
         self._finite(loss)
@@ -294,8 +304,7 @@ class Transformer:
             dlogits = SOFTCAP.backward(dlogits, kept.softcap, cap=self.config.logit_softcap)
         return self.ops.linear.backward(dlogits, kept.head, p.head, None, g.head, None)
 
-    def _loss_options(self, num_targets: int | None) -> dict[str, Any]:
-        check_num_targets(num_targets)
+    def _loss_options(self, num_targets: int | Tensor | None) -> dict[str, Any]:
         c = self.config
         return {
             "num_targets": num_targets,

@@ -6,6 +6,7 @@ over tokens, not the mean of means.
 Judged by: tests/train/test_step.py and level L4 (verify/training.py)."""
 
 import math
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from torch import Tensor
@@ -40,15 +41,24 @@ def accumulate_gradients(
     first_sample: int,
 ) -> float:
     """Zero the gradients, run `grad_accum` micro-batches through the model, return the loss of all of them."""
-    if tokens.shape[0] % grad_accum:
-        raise InputError(f"a batch of {tokens.shape[0]} rows cannot be cut into grad_accum = {grad_accum} equal micro-batches")
     num_targets = valid_targets(targets)
-    rows = tokens.shape[0] // grad_accum
     model.zero_grads()
     losses = []
-    for i, (x, y) in enumerate(zip(tokens.split(rows), targets.split(rows), strict=True)):
-        losses.append(model.forward_backward(x, y, num_targets=num_targets, step=step, first_sample=first_sample + i * rows))
+    for x, y in micro_batches(tokens, targets, grad_accum):
+        losses.append(model.forward_backward(x, y, num_targets=num_targets, step=step, first_sample=first_sample))
+        first_sample += len(x)
     return float(sum(losses))
+
+
+def micro_batches(
+    tokens: Tensor,  # (k*B, T)
+    targets: Tensor,  # (k*B, T)
+    k: int,
+) -> Iterator[tuple[Tensor, Tensor]]:  # k times (B, T), (B, T)
+    if len(tokens) % k:
+        raise InputError(f"a batch of {len(tokens)} rows cannot be cut into grad_accum = {k} equal micro-batches")
+    rows = len(tokens) // k
+    return zip(tokens.split(rows), targets.split(rows), strict=True)
 
 
 def train_step(

@@ -28,6 +28,7 @@ from tapeless.model.build import AnyModel
 from tapeless.optim.schedule import learning_rate
 from tapeless.train.checkpoint import Checkpoint, checkpoints, point_to, pointed, restore, save_checkpoint
 from tapeless.train.evaluate import Evaluation, evaluate
+from tapeless.train.graph import graphed_step
 from tapeless.train.rotation import is_new_best, mark_best, rotate
 from tapeless.train.run_dir import RunDir
 from tapeless.train.step import optimizer_of, train_step
@@ -76,6 +77,7 @@ class Trainer:
         self.loader = Loader(data.train, self.seq_len, config.batch_size * config.grad_accum, config.seed)
         self.validation = validation_windows(data.val, self.seq_len, config.eval_windows)
         self.optimizer = optimizer_of(model, config)
+        self._graphed = graphed_step(model, self.optimizer, config)
         self.steps = self.samples = self.tokens = 0  # taken and seen so far
         self.best_val_loss: float | None = None
         self.best_step: int | None = None
@@ -119,17 +121,20 @@ class Trainer:
     ) -> StepMetrics:
         start = time.perf_counter()
         epoch, lr = self.loader.epoch_of(self.samples), self.learning_rate(self.steps)
-        result = train_step(
-            self.model,
-            self.optimizer,
-            tokens,
-            targets,
-            lr=lr,
-            grad_clip=self.config.grad_clip,
-            grad_accum=self.config.grad_accum,
-            step=self.steps,
-            first_sample=self.samples,
-        )
+        if self._graphed is not None:
+            result = self._graphed(tokens, targets, lr=lr, step=self.steps)
+        else:
+            result = train_step(
+                self.model,
+                self.optimizer,
+                tokens,
+                targets,
+                lr=lr,
+                grad_clip=self.config.grad_clip,
+                grad_accum=self.config.grad_accum,
+                step=self.steps,
+                first_sample=self.samples,
+            )
         seconds = time.perf_counter() - start
         self.steps += 1
         self.samples += tokens.shape[0]

@@ -1,6 +1,6 @@
 """The levels for a kernel set: what can be asked of ops that compute in float32 and bfloat16 only.
 
-    L0, L1   each of its ops                                         kernel_ops.py
+    L0, L1   each of its ops, and the optimizer's passes             kernel_ops.py, kernel_update.py
     L2       whole models by the float64 of the reference, and by the reference's own error in the same dtype
     L3       Hugging Face in float32
     L4       training in float32 and bfloat16 beside autograd and torch.optim in float64
@@ -9,6 +9,7 @@
 Judged by: tests/verify/test_kernel_levels.py."""
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -22,6 +23,7 @@ from tapeless.verify.finding import Finding, distance
 from tapeless.verify.fixtures import TRANSFORMER_CASES, ModelCase, Setting, T, build, data_of, gradients, move_off_init
 from tapeless.verify.hf_levels import FAMILIES, check_family, missing
 from tapeless.verify.kernel_ops import kernel_level_0, kernel_level_1
+from tapeless.verify.kernel_update import update_findings
 from tapeless.verify.metamorphic import check_metamorphic, sums_are_wide
 from tapeless.verify.model_judges import by_precision, kernel_bound, zero_by_identity
 from tapeless.verify.model_levels import by_accumulation, by_interruption, by_recompute
@@ -52,7 +54,7 @@ def kernel_levels(on: Setting) -> dict[str, Callable[[], Iterator[Finding]]]:
     models = [case._replace(on=on) for case in TRANSFORMER_CASES]
     return {
         "L0": lambda: kernel_level_0(cases),
-        "L1": lambda: kernel_level_1(cases, dtypes),
+        "L1": lambda: chain(kernel_level_1(cases, dtypes), update_findings(op_set(on), on.device)),
         "L2": lambda: kernel_level_2(models, dtypes),
         "L3": lambda: kernel_level_3(on),
         "L4": lambda: kernel_level_4(on, dtypes),
@@ -66,6 +68,8 @@ def ops_findings(on: Setting, only: str | None = None) -> Iterator[Finding]:
     cases = list(cases_of(op_set(on), on.device, only))
     yield from kernel_level_0(cases)
     yield from kernel_level_1(cases, narrow_dtypes(on))
+    if only is None:
+        yield from update_findings(op_set(on), on.device)
 
 
 def kernel_level_2(models: Sequence[ModelCase], dtypes: Sequence[str]) -> Iterator[Finding]:

@@ -101,8 +101,8 @@ KERNEL_MUTANTS: tuple[Mutant, ...] = (
         "K14",
         "the second moment without its correction",
         f"{CPU}/update.py",
-        "1 / sqrt(1 - beta2**t)",
-        "1.0",
+        "(np.float32(sqrt(v[i])) * correction + eps)",
+        "(np.float32(sqrt(v[i])) + eps)",
     ),
 )
 

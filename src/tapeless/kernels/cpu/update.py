@@ -73,17 +73,10 @@ def adam_update(
     v: Tensor,  # (n,)
     copy: Tensor | None,  # (n,) bfloat16: receives p
     pieces: Tensor,  # (k, 3) int64: from, to, whether it decays
-    *,
-    t: int,  # of this step, from 1
-    lr: float,
-    beta1: float,
-    beta2: float,
-    eps: float,
-    weight_decay: float,
-    scale: float,  # of the gradients
+    numbers: Tensor,  # (6,) float32: 1 - lr wd, lr / (1 - b1^t), b1, b2, 1 / (1 - b2^t)^(1/2), eps
+    scale: Tensor,  # () float32, of the gradients
 ) -> None:
-    numbers = (scale, 1 - lr * weight_decay, lr / (1 - beta1**t), beta1, beta2, 1 / sqrt(1 - beta2**t), eps)
     buffers = (array(x) for x in (p, g, m, v))
     target = array(p.new_empty(0, dtype=torch.bfloat16) if copy is None else copy)
-    _adam_pieces(array(pieces), *buffers, target, *(np.float32(x) for x in numbers))
+    _adam_pieces(array(pieces), *buffers, target, np.float32(scale), *numbers.numpy())
     p[:0].zero_()  # torch counts the writes that it makes itself, and this one stands for all of the above

@@ -1,0 +1,128 @@
+"""The library's attention, called forward and backward as what it is: two functions of torch, without a tape between them.
+
+cuDNN's where it runs, else flash; both need bfloat16, as many keys as queries, no documents. Which one is found out by a trial
+at the first call for each shape, and said. Where repeatable bits were asked of torch
+(torch.use_deterministic_algorithms), it is flash, whose backward then has a fixed order; everything else, and every shape that
+neither takes, goes to attention.py.
+Judged by: tests/kernels/triton/test_cuda.py."""
+
+import logging
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.backends.cuda import SDPAParams, can_use_cudnn_attention, can_use_flash_attention
+
+from tapeless.kernels.triton.attention import own_backward, own_forward
+from tapeless.ops.attention import AttentionSaved
+from tapeless.ops.op import Op
+
+log = logging.getLogger("tapeless")
+
+
+class LibrarySaved(NamedTuple):
+    q: Tensor  # (B, H, T, D)
+    k: Tensor  # (B, G, T, D)
+    v: Tensor  # (B, G, T, D)
+    o: Tensor  # (B, T, H*D)
+    lse: Tensor  # as the library has it
+    library: str
+    rest: tuple[Any, ...]  # what else its backward asks for; empty tensors and lengths, without dropout
+
+
+def _heads(x: Tensor, H: int) -> Tensor:  # (B, T, H*D) -> (B, H, T, D)
+    return x.unflatten(2, (H, -1)).transpose(1, 2)
+
+
+def _flat(x: Tensor) -> Tensor:  # (B, H, T, D) -> (B, T, H*D)
+    return x.transpose(1, 2).flatten(2)
+
+
+def cudnn_forward(q: Tensor, k: Tensor, v: Tensor) -> LibrarySaved:
+    o, lse, *rest = torch.ops.aten._scaled_dot_product_cudnn_attention(q, k, v, None, True, 0.0, True, False)
+    return LibrarySaved(q, k, v, _flat(o), lse, "cudnn", tuple(rest))
+
+
+def cudnn_backward(do: Tensor, saved: LibrarySaved) -> tuple[Tensor, Tensor, Tensor]:
+    q, k, v, o, lse, _, (cum_q, cum_k, max_q, max_k, seed, offset, _) = saved
+    H = q.shape[1]
+    return torch.ops.aten._scaled_dot_product_cudnn_attention_backward(
+        _heads(do, H), q, k, v, _heads(o, H), lse, seed, offset, None, cum_q, cum_k, max_q, max_k, 0.0, True
+    )
+
+
+def flash_forward(q: Tensor, k: Tensor, v: Tensor) -> LibrarySaved:
+    o, lse, *rest = torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, True, False)
+    return LibrarySaved(q, k, v, _flat(o), lse, "flash", tuple(rest))
+
+
+def flash_backward(do: Tensor, saved: LibrarySaved) -> tuple[Tensor, Tensor, Tensor]:
+    q, k, v, o, lse, _, (cum_q, cum_k, max_q, max_k, seed, offset, _) = saved
+    H = q.shape[1]
+    return torch.ops.aten._scaled_dot_product_flash_attention_backward(
+        _heads(do, H), q, k, v, _heads(o, H), lse, cum_q, cum_k, max_q, max_k, 0.0, True, seed, offset
+    )
+
+
+CAN = {"cudnn": can_use_cudnn_attention, "flash": can_use_flash_attention}  # asked first: some shapes end the process
+LIBRARIES = {"cudnn": (cudnn_forward, cudnn_backward), "flash": (flash_forward, flash_backward)}
+
+
+class Chosen:
+    """Which library serves which shape: tried once, and said."""
+
+    def __init__(self) -> None:
+        self._of: dict[Any, str | None] = {}
+
+    def library(self, q: Tensor, k: Tensor, documents: Tensor | None) -> str | None:
+        if not q.is_cuda or q.dtype != torch.bfloat16 or documents is not None or q.shape[2] != k.shape[2]:
+            return None
+        repeatable = torch.are_deterministic_algorithms_enabled()
+        key = q.shape[1:], k.shape[1], repeatable, q.device
+        if key not in self._of:
+            self._of[key] = self._tried(q, k, ("flash",) if repeatable else ("cudnn", "flash"))
+        return self._of[key]
+
+    @staticmethod
+    def _tried(q: Tensor, k: Tensor, names: tuple[str, ...]) -> str | None:
+        for name in names:
+            forward, backward = LIBRARIES[name]
+            if not CAN[name](SDPAParams(q, k, k, None, 0.0, True, q.shape[1] != k.shape[1])):
+                continue
+            try:
+                one, other = torch.zeros_like(q[:1]), torch.zeros_like(k[:1])
+                saved = forward(one, other, other)
+                dq, dk, _ = backward(torch.zeros_like(saved.o), saved)
+                if saved.o.shape[2] == q.shape[1] * q.shape[3] and dq.shape == one.shape and dk.shape == other.shape:
+                    log.info("attention: %s for %d heads of %d over %d", name, q.shape[1], q.shape[3], q.shape[2])
+                    return name
+            except RuntimeError as error:
+                log.debug("attention: %s cannot: %s", name, error)
+        log.info("attention: own kernel for %d heads of %d over %d", q.shape[1], q.shape[3], q.shape[2])
+        return None
+
+
+def attention() -> Op:
+    chosen = Chosen()
+
+    def forward(
+        q: Tensor,  # (B, H, T, D)
+        k: Tensor,  # (B, G, S, D)
+        v: Tensor,  # (B, G, S, D)
+        documents: Tensor | None = None,  # (B, T) int64
+    ) -> tuple[Tensor, AttentionSaved | LibrarySaved]:  # o (B, T, H*D)
+        library = chosen.library(q, k, documents)
+        if library is None:
+            return own_forward(q, k, v, documents)
+        saved = LIBRARIES[library][0](q, k, v)
+        return saved.o, saved
+
+    def backward(
+        do: Tensor,  # (B, T, H*D)
+        saved: AttentionSaved | LibrarySaved,
+    ) -> tuple[Tensor, Tensor, Tensor]:  # dq (B, H, T, D), dk (B, G, S, D), dv (B, G, S, D)
+        if isinstance(saved, AttentionSaved):
+            return own_backward(do, saved)
+        return LIBRARIES[saved.library][1](do, saved)
+
+    return Op(forward, backward)

@@ -1,0 +1,45 @@
+"""Linear map: the library's products, the weights' gradient added to its place in float32 within the product.
+Formulas: ops/linear.py. Judged by: tests/kernels/triton/test_triton.py."""
+
+import torch
+from torch import Tensor
+
+from tapeless.ops import numerics
+from tapeless.ops.linear import LinearSaved
+from tapeless.ops.numerics import add_row_sum, rows
+from tapeless.ops.op import Op
+
+
+def add_product(dw: Tensor, a: Tensor, b: Tensor) -> None:  # dw (M, K) += a (M, N) @ b (N, K)
+    if dw.dtype == a.dtype or not dw.is_cuda:
+        numerics.add_product(dw, a, b)
+    else:
+        torch.addmm(dw, a, b, out_dtype=dw.dtype, out=dw)
+
+
+def linear_forward(
+    x: Tensor,  # (..., I)
+    w: Tensor,  # (O, I)
+    b: Tensor | None,  # (O,)
+) -> tuple[Tensor, LinearSaved]:  # y (..., O)
+    flat = rows(x)
+    y = flat @ w.t() if b is None else torch.addmm(b, flat, w.t())
+    return y.view(*x.shape[:-1], w.shape[0]), LinearSaved(x)
+
+
+def linear_backward(
+    dy: Tensor,  # (..., O)
+    saved: LinearSaved,
+    w: Tensor,  # (O, I)
+    b: Tensor | None,  # (O,)
+    dw: Tensor | None,  # (O, I)  accumulated into
+    db: Tensor | None,  # (O,)  accumulated into
+) -> Tensor:  # dx (..., I)
+    if dw is not None:
+        add_product(dw, rows(dy).t(), rows(saved.x))
+    if db is not None:
+        add_row_sum(db, dy)
+    return (rows(dy) @ w).view(*dy.shape[:-1], w.shape[1])
+
+
+LINEAR = Op(linear_forward, linear_backward)

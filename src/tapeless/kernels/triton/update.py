@@ -1,0 +1,78 @@
+"""The optimizer's passes over the flat buffers: the norm of the gradients, and Adam's update with all that belongs to it.
+
+Formulas: optim/adam.py and optim/clip.py. One pass reads p, g, m and v, and writes p, m, v and the copy that products read.
+What changes from step to step (learning rate, corrections, the factor of clipping) is read from the device's memory, so that a
+graph can be captured once; a factor that is NaN says that nothing is to be updated.
+Judged by: tests/kernels/triton/test_triton.py."""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from tapeless.kernels.triton.launch import on_device
+
+STRETCH = 2**14  # gradients that a program sums in float32; the programs' sums are added in float64
+WIDTH, WARPS = 1024, 8  # elements that a program holds at a time
+
+
+@triton.jit
+def _sums_of_squares(x, sums, N, STRETCH: tl.constexpr, WIDTH: tl.constexpr):  # (N,), (programs,) float32
+    start = tl.program_id(0).to(tl.int64) * STRETCH
+    total = tl.zeros([WIDTH], tl.float32)
+    for first in range(0, STRETCH, WIDTH):
+        at = start + first + tl.arange(0, WIDTH)
+        v = tl.load(x + at, mask=at < N, other=0.0)
+        total += v * v
+    tl.store(sums + tl.program_id(0), tl.sum(total, 0))
+
+
+@on_device
+def grad_norm(
+    grads: Tensor,  # (n,) flat
+) -> Tensor:  # () float64
+    programs = triton.cdiv(len(grads), STRETCH)
+    sums = torch.empty(programs, dtype=torch.float32, device=grads.device)
+    _sums_of_squares[(programs,)](grads, sums, len(grads), STRETCH=STRETCH, WIDTH=WIDTH, num_warps=8)
+    return sums.sum(dtype=torch.float64).sqrt()
+
+
+@triton.jit
+def _adam(pieces, p, g, m, v, copy, numbers, scale, HAS_COPY: tl.constexpr, WIDTH: tl.constexpr):
+    # pieces (k, 3) int64: from, to, whether it decays; the flat buffers (n,); numbers (6,), scale () float32
+    piece = pieces + tl.program_id(0) * 3
+    start, end, decays = tl.load(piece), tl.load(piece + 1), tl.load(piece + 2)
+    factor = tl.load(scale)
+    shrink, rate, beta1 = tl.load(numbers), tl.load(numbers + 1), tl.load(numbers + 2)
+    beta2, correction, eps = tl.load(numbers + 3), tl.load(numbers + 4), tl.load(numbers + 5)
+    shrink = tl.where(decays != 0, shrink, 1.0)
+    if factor == factor:
+        for first in range(start, end, WIDTH):
+            at = first + tl.arange(0, WIDTH)
+            inside = at < end
+            d = tl.load(g + at, mask=inside, other=0.0) * factor
+            m_ = tl.load(m + at, mask=inside, other=0.0)
+            m_ += (1.0 - beta1) * (d - m_)
+            v_ = beta2 * tl.load(v + at, mask=inside, other=0.0) + (1.0 - beta2) * d * d
+            p_ = tl.load(p + at, mask=inside, other=0.0) * shrink - rate * m_ / (tl.sqrt(v_) * correction + eps)
+            tl.store(m + at, m_, mask=inside)
+            tl.store(v + at, v_, mask=inside)
+            tl.store(p + at, p_, mask=inside)
+            if HAS_COPY:
+                tl.store(copy + at, p_.to(copy.dtype.element_ty), mask=inside)
+
+
+@on_device
+def adam_update(
+    p: Tensor,  # (n,) float32, as are g, m and v
+    g: Tensor,  # (n,)
+    m: Tensor,  # (n,)
+    v: Tensor,  # (n,)
+    copy: Tensor | None,  # (n,) bfloat16: receives p
+    pieces: Tensor,  # (k, 3) int64: from, to, whether it decays
+    numbers: Tensor,  # (6,) float32: 1 - lr wd, lr / (1 - b1^t), b1, b2, 1 / (1 - b2^t)^(1/2), eps
+    scale: Tensor,  # () float32, of the gradients
+) -> None:
+    target = p if copy is None else copy
+    _adam[(len(pieces),)](pieces, p, g, m, v, target, numbers, scale, HAS_COPY=copy is not None, WIDTH=WIDTH, num_warps=WARPS)
+    p[:0].zero_()  # torch counts the writes that it makes itself, and this one stands for all of the above

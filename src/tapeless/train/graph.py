@@ -1,0 +1,138 @@
+"""A training step as one CUDA graph: captured once, then replayed, without Python and without gaps between its kernels.
+
+    tokens, targets, lr  ->  buffers that the graph reads
+    zero, forward, backward of every micro-batch, norm, clipping, AdamW, the bfloat16 copy
+    loss, norm, whether the ids are good  ->  three numbers that the host reads back: the only wait of a step
+The first step of a shape runs as it is, which compiles whatever is compiled; the second captures. What would need an answer
+from the device in between is decided there: a loss or norm that is not finite, or an id outside the vocabulary, makes the factor of
+the update NaN, and the update then leaves everything as it was. The host raises afterwards, as train_step does.
+Judged by: tests/train/test_graph.py."""
+
+import logging
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from tapeless.config import TrainConfig
+from tapeless.errors import InputError, NonFiniteError
+from tapeless.model.build import AnyModel
+from tapeless.model.transformer import Transformer
+from tapeless.ops.cross_entropy import IGNORED
+from tapeless.optim.adam import AdamW
+from tapeless.optim.flat import FlatOptimizer
+from tapeless.train.step import StepResult, micro_batches
+
+log = logging.getLogger("tapeless")
+SHAPES = 2  # graphs held at a time: each has its own activations
+
+
+def graphed_step(model: AnyModel, optimizer: FlatOptimizer, config: TrainConfig) -> "GraphedStep | None":
+    """The captured step where one can be, and None, with the reason in the log, where not."""
+    if model.device.type != "cuda":
+        return None
+    reason = _obstacle(model, optimizer)
+    if reason is not None:
+        log.warning("no CUDA graph: %s; each kernel is launched by itself", reason)
+        return None
+    assert isinstance(model, Transformer)
+    assert isinstance(optimizer, AdamW)
+    return GraphedStep(model, optimizer, grad_clip=config.grad_clip, grad_accum=config.grad_accum)
+
+
+def _obstacle(model: AnyModel, optimizer: FlatOptimizer) -> str | None:
+    if not isinstance(model, Transformer) or not model.ops.capturable or model.ops.grad_norm is None:
+        return f"ops {model.ops.name!r} wait for the device within a step"
+    if not isinstance(optimizer, AdamW) or optimizer.fused is None:
+        return f"{type(optimizer).__name__} is no kernel that reads its numbers on the device"
+    if model.config.dropout:
+        return "a mask of dropout is drawn from the number of its step, which a graph could not change"
+    return None
+
+
+class Captured(NamedTuple):
+    graph: torch.cuda.CUDAGraph
+    tokens: Tensor  # (k*B, T) int64
+    targets: Tensor  # (k*B, T) int64
+    report: Tensor  # (3,) float64: loss, norm, whether the ids are good
+
+
+class GraphedStep:
+    def __init__(self, model: Transformer, optimizer: AdamW, *, grad_clip: float, grad_accum: int):
+        self.model, self.optimizer, self.grad_clip, self.grad_accum = model, optimizer, grad_clip, grad_accum
+        self.numbers = torch.zeros(6, dtype=torch.float32, device=model.device)
+        self._seen: set[torch.Size] = set()
+        self._captured: dict[torch.Size, Captured] = {}
+
+    def __call__(
+        self,
+        tokens: Tensor,  # (k*B, T) int64
+        targets: Tensor,  # (k*B, T) int64
+        *,
+        lr: float,
+        step: int,
+    ) -> StepResult:
+        self.optimizer.lr = lr
+        self.numbers.copy_(self.optimizer.numbers(self.optimizer.t + 1))
+        self.model.store.refresh()
+        report = self._run(tokens.to(self.model.device), targets.to(self.model.device))
+        loss, norm, good_ids = report.tolist()
+        self._judge(loss, norm, good_ids, step)
+        self.optimizer.t += 1
+        return StepResult(loss, norm)
+
+    def _run(self, tokens: Tensor, targets: Tensor) -> Tensor:  # (3,) float64
+        shape = tokens.shape
+        if shape not in self._captured and (shape not in self._seen or len(self._captured) >= SHAPES):
+            self._seen.add(shape)
+            return self._step(tokens, targets)
+        if shape not in self._captured:
+            self._captured[shape] = self._capture(tokens, targets)
+        captured = self._captured[shape]
+        captured.tokens.copy_(tokens)
+        captured.targets.copy_(targets)
+        captured.graph.replay()
+        self._count_writes()
+        return captured.report
+
+    def _capture(self, tokens: Tensor, targets: Tensor) -> Captured:
+        torch.cuda.empty_cache()  # the graph has a pool of its own; what the step before left idle is given back first
+        graph, own_tokens, own_targets = torch.cuda.CUDAGraph(), tokens.clone(), targets.clone()
+        with torch.cuda.graph(graph):
+            report = self._step(own_tokens, own_targets)
+        log.info("the step of %d x %d tokens is a CUDA graph", *tokens.shape)
+        return Captured(graph, own_tokens, own_targets, report)
+
+    def _step(self, tokens: Tensor, targets: Tensor) -> Tensor:  # (3,) float64
+        """The whole step, without a look at any value: what a graph can hold."""
+        model, V = self.model, self.model.config.vocab_size
+        ignored = targets == IGNORED
+        good = ((tokens >= 0) & (tokens < V) & (ignored | ((targets >= 0) & (targets < V)))).all()
+        count = (~ignored).sum().clamp_min(1).float()
+        model.zero_grads()
+        loss = torch.zeros((), dtype=torch.float32, device=model.device)
+        for x, y in micro_batches(tokens, targets, self.grad_accum):
+            loss += model.forward_backward(x, y, num_targets=count, checked=False)
+        assert model.ops.grad_norm is not None
+        norm = model.ops.grad_norm(model.store.flat_grads)
+        scale = torch.ones_like(norm)
+        if self.grad_clip > 0:
+            scale = torch.where(norm > self.grad_clip, self.grad_clip / norm, scale)
+        scale = torch.where(good & loss.isfinite() & norm.isfinite(), scale, math.nan)
+        self.optimizer.fused_update(self.numbers, scale.float(), model.store.copy)
+        model.store.copied()
+        return torch.stack([loss.double(), norm, good.double()])
+
+    def _count_writes(self) -> None:
+        """A replay writes the parameters without torch's counting it."""
+        self.model.store.flat[:0].zero_()
+        self.model.store.copied()
+
+    def _judge(self, loss: float, norm: float, good_ids: float, step: int) -> None:
+        if not good_ids:
+            V = self.model.config.vocab_size
+            raise InputError(f"step {step + 1}: an id is outside the vocabulary of {V}; nothing was updated")
+        if not (math.isfinite(loss) and math.isfinite(norm)):
+            self.model.store.raise_if_non_finite()
+            raise NonFiniteError(f"step {step + 1}: loss {loss}, gradient norm {norm}; nothing was updated: try a smaller lr")

@@ -4,8 +4,8 @@
     zero, forward, backward of every micro-batch, norm, clipping, AdamW, the bfloat16 copy
     loss, norm, whether the ids are good  ->  three numbers that the host reads back: the only wait of a step
 The first step of a shape runs as it is, which compiles whatever is compiled; the second captures. What would need an answer
-from the device in between is decided there: a loss or norm that is not finite, or an id outside the vocabulary, makes the factor of
-the update NaN, and the update then leaves everything as it was. The host raises afterwards, as train_step does.
+from the device in between is decided there: a loss or norm that is not finite, or an id outside the vocabulary, makes the
+factor of the update NaN, and the update then leaves everything as it was. The host raises afterwards, as train_step does.
 Judged by: tests/train/test_graph.py."""
 
 import logging

@@ -94,8 +94,6 @@ def ffn_down_forward(
     F = w.shape[1]
     h = torch.empty(*gate_up.shape[:-1], F, dtype=gate_up.dtype, device=gate_up.device)
     _launch(_gate_forward, name, h.numel() // F, F, contiguous(gate_up), h)
-        contiguous(gate_up), h, F, KIND=KINDS[name], IS_GATED=name in GATED, BLOCK=BLOCK, num_warps=WARPS
-    )
     return linear_forward(h, w, b)[0], FFNDownSaved(gate_up)
 
 

@@ -1,8 +1,8 @@
 """The output product and its loss, a block of rows at a time: the logits of a block turn into their gradient where they lie.
 
 Formulas: ops/cross_entropy.py. `both` runs forward and backward together, from one product. The kernel goes over a row twice:
-once for its largest logit and the sum of exponentials, once for the gradient, when the row is still in the cache. How many targets
-count is a number on the device, so that nothing waits for it.
+once for its largest logit and the sum of exponentials, once for the gradient, when the row is still in the cache. How many
+targets count is a number on the device, so that nothing waits for it.
 Judged by: tests/kernels/triton/test_triton.py."""
 
 import math

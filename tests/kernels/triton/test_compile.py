@@ -1,0 +1,57 @@
+"""Every kernel compiles for a real GPU, here where there is none: the interpreter takes what the compiler refuses."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("triton")
+
+PROGRAM = """
+import torch
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
+
+class Hopper:
+    def get_current_target(self): return GPUTarget("cuda", 90, 32)
+    def get_current_device(self): return 0
+    def get_current_stream(self, device): return 0
+
+driver.set_active(Hopper())
+launch, compiled = JITFunction.run, set()
+
+def compile_only(self, *args, grid, warmup, **options):
+    launch(self, *args, grid=grid, warmup=True, **options)
+    compiled.add(self.fn.__name__)
+
+JITFunction.run = compile_only
+
+from tapeless.kernels.triton.ops import triton_ops
+from tapeless.verify.cases import cases_of
+from tapeless.verify.kernel_update import update_findings
+
+ops = triton_ops()
+for case in cases_of(ops):
+    if case.family not in ("dropout", "linear"):
+        case = case.at(B=2, T=64, H=4, G=2, D=64, C=64, F=128, V=256)
+        point = case.inputs(dtype=torch.bfloat16)
+        upstream = case.upstream(point)
+        _, saved = case.forward(point)
+        case.backward(upstream, saved, point, case.new_dparams(point))
+list(update_findings(ops, "cpu"))
+print(*sorted(compiled))
+"""
+KERNELS = {
+    *("_norm_forward", "_norm_backward", "_add_parts", "_heads_forward", "_heads_backward", "_gate_forward", "_gate_backward"),
+    *("_attention_forward", "_backward_queries", "_backward_keys", "_rows", "_gather", "_scatter", "_adam", "_sums_of_squares"),
+}
+
+
+def test_for_hopper(tmp_path):
+    environment = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path)}
+    environment.pop("TRITON_INTERPRET", None)
+    found = subprocess.run([sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, check=False)
+    assert found.returncode == 0, found.stderr[-3000:]
+    assert set(found.stdout.split()) == KERNELS

@@ -1,0 +1,111 @@
+"""The captured step. What it does is one function without a look at any value, which runs here in Triton's interpreter; that it
+can be captured, and that a replay does the same, takes a GPU (tests/kernels/triton/test_cuda.py)."""
+
+import logging
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from tapeless.config import ModelConfig, TrainConfig
+from tapeless.errors import InputError, NonFiniteError
+from tapeless.kernels import choose
+from tapeless.kernels.triton.ops import triton_ops
+from tapeless.model.transformer import Transformer
+from tapeless.train.graph import GraphedStep, graphed_step
+from tapeless.train.step import optimizer_of, train_step
+
+CONFIG = ModelConfig(vocab_size=31, hidden_dim=16, num_layers=1, num_heads=2, intermediate_dim=20, max_seq_len=8)
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::RuntimeWarning"),
+    pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning"),
+]
+
+
+@pytest.fixture(autouse=True)
+def _triton_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choose, "_BACKENDS", dict(choose._BACKENDS))
+    choose.register_ops("interpreted", triton_ops(), devices=["cpu"])
+    monkeypatch.setattr(GraphedStep, "_run", GraphedStep._step)
+
+
+def batch(rows: int = 4) -> tuple[torch.Tensor, torch.Tensor]:
+    tokens, targets = torch.randint(31, (2, rows, 6))
+    targets[0, :2] = -100
+    return tokens, targets
+
+
+def graphed(**options: Any) -> GraphedStep:
+    model = Transformer(CONFIG, ops="interpreted")
+    train = TrainConfig(**options)
+    optimizer = optimizer_of(model, train)
+    return GraphedStep(model, optimizer, grad_clip=train.grad_clip, grad_accum=train.grad_accum)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("options", [{}, {"grad_accum": 2}, {"grad_clip": 0.01}, {"grad_clip": 0.0}], ids=str)
+def test_equals_the_step_of_plain_calls(options: dict[str, Any]):
+    train, step = TrainConfig(**options), graphed(**options)
+    model = Transformer(CONFIG, ops="reference")
+    optimizer = optimizer_of(model, train)
+    for i in range(3):
+        torch.manual_seed(i)
+        data = batch()
+        found = step(*data, lr=1e-2 * (i + 1), step=i)
+        limits = {"grad_clip": train.grad_clip, "grad_accum": train.grad_accum}
+        expected = train_step(model, optimizer, *data, lr=1e-2 * (i + 1), step=i, first_sample=0, **limits)
+        assert found == pytest.approx(expected, rel=1e-5)
+    moved = model.store.flat - Transformer(CONFIG).store.flat
+    assert (step.model.store.flat - model.store.flat).norm() <= 1e-3 * moved.norm()
+    assert step.optimizer.t == optimizer.t == 3
+
+
+def state(step: GraphedStep) -> list[torch.Tensor]:
+    return [step.model.store.flat.clone(), *(x.clone() for x in step.optimizer.state.values())]
+
+
+@pytest.mark.parametrize(("which", "bad"), [(0, 31), (0, -1), (1, 31), (1, -5)])
+def test_an_id_outside_the_vocabulary_updates_nothing(which: int, bad: int):
+    step, data = graphed(), batch()
+    step(*data, lr=1e-2, step=0)
+    before = state(step)
+    data[which][1, 3] = bad
+    with pytest.raises(InputError, match="step 2: an id is outside the vocabulary of 31; nothing was updated"):
+        step(*data, lr=1e-2, step=1)
+    assert all(torch.equal(a, b) for a, b in zip(before, state(step), strict=True))
+    assert step.optimizer.t == 1
+
+
+def test_a_broken_parameter_is_named_and_updates_nothing():
+    step = graphed()
+    step.model.params["blocks.0.ffn.w_down"][3, 4] = torch.nan
+    before = state(step)
+    with pytest.raises(NonFiniteError, match=r"w_down.*\[3, 4\]"):
+        step(*batch(), lr=1e-2, step=0)
+    assert all(torch.allclose(a, b, rtol=0, atol=0, equal_nan=True) for a, b in zip(before, state(step), strict=True))
+
+
+def test_a_write_in_between_is_seen():
+    step, data = graphed(), batch()
+    first = step(*data, lr=0.0, step=0).loss
+    step.model.params["embed.w"].mul_(3)
+    assert step(*data, lr=0.0, step=1).loss != first
+
+
+def test_where_it_cannot_be_it_says_why(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch):
+    train = TrainConfig()
+    model = Transformer(CONFIG, ops="interpreted")
+    assert graphed_step(model, optimizer_of(model, train), train) is None  # a CPU has no graphs, and nobody expects one
+    cases = {
+        "wait for the device": (Transformer(CONFIG, ops="reference"), train),
+        "SGD is no kernel": (model, replace(train, optimizer="sgd")),
+        "mask of dropout": (Transformer(replace(CONFIG, dropout=0.1), ops="interpreted"), train),
+    }
+    for reason, (each, config) in cases.items():
+        optimizer = optimizer_of(each, config)
+        monkeypatch.setattr(each, "device", torch.device("cuda"))
+        with caplog.at_level(logging.WARNING, "tapeless"):
+            assert graphed_step(each, optimizer, config) is None
+        assert reason in caplog.messages[-1]

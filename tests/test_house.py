@@ -119,6 +119,8 @@ def test_only_torch_and_numpy_are_imported(path: Path):
     known = sys.stdlib_module_names | {"torch", "numpy", "tapeless"}
     if path.is_relative_to(SRC / "kernels" / "cpu"):  # imported by kernels/choose.py alone, which tells why where it cannot
         known |= {"numba", "llvmlite"}
+    if path.is_relative_to(SRC / "kernels" / "triton"):  # likewise
+        known |= {"triton"}
     lazily = {"kernels": {"triton", "numba"}, "verify": {"transformers"}, "bench": {"transformers"}}.get(part_of(path), set())
     assert at_once <= known
     assert everywhere <= known | lazily
@@ -129,7 +131,8 @@ import importlib, pkgutil, sys
 
 class Absent:
     def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in {"transformers", "tokenizers", "safetensors", "numba", "llvmlite", "pytest", "rich"}:
+        hidden = {"transformers", "tokenizers", "safetensors", "numba", "llvmlite", "triton", "pytest", "rich"}
+        if name.partition(".")[0] in hidden:
             raise ModuleNotFoundError(f"{name} is hidden", name=name)
 
 sys.meta_path.insert(0, Absent())
@@ -137,7 +140,7 @@ count = 0
 for part in sys.argv[1:]:
     package = importlib.import_module(f"tapeless.{part}")
     for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
-        if not module.name.startswith("tapeless.kernels.cpu"):
+        if not module.name.startswith(("tapeless.kernels.cpu", "tapeless.kernels.triton")):
             importlib.import_module(module.name)
             count += 1
 print(count)
@@ -149,8 +152,9 @@ def test_the_core_is_importable_without_optional_packages():
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     run = subprocess.run([sys.executable, "-c", IMPORT_ALL, *parts], capture_output=True, text=True, env=environment)
     assert run.returncode == 0, run.stderr
-    hidden = SRC / "kernels" / "cpu"
-    assert int(run.stdout) == len([p for p in sources(*parts) if p.name != "__init__.py" and not p.is_relative_to(hidden)])
+    hidden = [SRC / "kernels" / name for name in ("cpu", "triton")]
+    there = [p for p in sources(*parts) if p.name != "__init__.py" and not any(map(p.is_relative_to, hidden))]
+    assert int(run.stdout) == len(there)
 
 
 TAPE = ("torch.autograd", "torch.func", "torch.optim", "torch.compile", "torch.jit", "torch._dynamo", "torch.enable_grad")

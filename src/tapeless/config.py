@@ -139,6 +139,7 @@ class TrainConfig:
     )
     ops: str = option("auto", "which set of ops")
     recompute: str = option("none", "what backward computes again to save memory", ("none", "cheap", "full"))
+    deterministic: bool = option(False, "the same bits every time from a GPU's libraries too, at a cost; a CPU always has them")
     out_dir: str | None = option(None, "the run's directory; default runs/ and a fresh name")
     eval_every: int = option(100, "steps between evaluations; 0: only at the end")
     eval_windows: int = option(64, "validation windows in an evaluation during the run, always the same ones; 0: all of them")

@@ -7,10 +7,10 @@ from bench_fixtures import task
 
 from tapeless.bench.groups import estimated_bytes, groups
 from tapeless.bench.measure import How
-from tapeless.bench.task import CONTENDERS
+from tapeless.bench.task import USUAL
 from tapeless.config import load_preset
 
-ALL = How().tasks(task(), CONTENDERS)
+ALL = How().tasks(task(), USUAL["cpu"])
 
 
 def labels(found: list) -> list[list[str]]:

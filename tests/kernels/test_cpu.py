@@ -61,6 +61,20 @@ def test_forward_backward_equals_forward_then_backward(dtype: str, options: dict
     assert torch.equal(model.store.flat_grads, apart)
 
 
+@pytest.mark.parametrize("ops", ["cpu", "reference"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("options", [{}, {"tie_embeddings": True, "attn_bias": True, "ffn_bias": True}], ids=["plain", "tied"])
+def test_fresh_gradients_are_those_of_zeroed_ones(ops: str, dtype: str, options: dict[str, bool]):
+    model, (tokens, targets) = Transformer(replace(SMALL, **options), dtype=dtype, ops=ops), data()
+    model.forward_backward(tokens, targets)
+    expected = model.store.flat_grads.clone()
+    model.store.flat_grads.fill_(torch.nan)
+    model.forward_backward(tokens, targets, fresh=True)
+    assert torch.equal(model.store.flat_grads, expected)
+    model.forward_backward(tokens, targets)
+    torch.testing.assert_close(model.store.flat_grads, 2 * expected, rtol=1e-2 if dtype == "bfloat16" else 1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_threads_do_not_change_a_kernels_bits(dtype: str):
     """The kernels' own: products are the library's, which may cut its sums by the number of threads."""

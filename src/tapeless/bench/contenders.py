@@ -10,12 +10,13 @@ from tapeless.bench.device import is_cuda
 from tapeless.bench.floor import Floor
 from tapeless.bench.hf import HFGeneration, HFLoss, build_hf, load_library
 from tapeless.bench.peer import build_peer
-from tapeless.bench.task import FLOOR, OURS, PEERS, Task
+from tapeless.bench.task import COMPILED, FLOOR, OURS, PEERS, REPEATABLE, Task
 from tapeless.bench.weights import fill
 from tapeless.config import ModelConfig, Sampling, TrainConfig
 from tapeless.errors import ConfigError
 from tapeless.generate.engine import generate
 from tapeless.kernels.choose import choose
+from tapeless.kernels.repeatable import make_repeatable
 from tapeless.model.build import AnyModel, build_model
 from tapeless.model.memory import saved_bytes
 from tapeless.model.transformer import Transformer
@@ -104,7 +105,8 @@ class OurGeneration:
 class TorchTraining:
     """A training loop as it is written everywhere, around any module that maps tokens and targets to a loss."""
 
-    def __init__(self, task: Task, module: nn.Module, *, compiled: bool = False):
+    def __init__(self, task: Task, module: nn.Module, *, mode: str | None = None):
+        """mode: of torch.compile; None is eager."""
         self.task, c = task, task.train
         self.params = list(module.parameters())
         groups = [
@@ -112,7 +114,7 @@ class TorchTraining:
             {"params": [w for w in self.params if w.dim() < 2], "weight_decay": 0.0},
         ]
         self.optimizer = torch.optim.AdamW(groups, lr=c.lr, betas=(c.beta1, c.beta2), eps=c.eps, fused=True)
-        self.module = torch.compile(module) if compiled else module
+        self.module = module if mode is None else torch.compile(module, mode=mode)
 
     def prepare(self, step: int) -> None:
         self.batch = self.task.batch(step)
@@ -147,11 +149,11 @@ def our_model(task: Task) -> AnyModel:
 def load_libraries(task: Task) -> None:
     """Import everything first: the memory of a model is what comes on top of its libraries, whoever's they are."""
     c: TrainConfig = task.train
-    if task.contender == OURS:
+    if task.contender in (OURS, REPEATABLE):
         choose(c.ops, torch.device(c.device), c.dtype)
     elif task.contender in PEERS:
         import_module("torch._dynamo")  # which torch.optim loads with its first optimizer
-    if task.contender == "compile":
+    if task.contender in COMPILED:
         import_module("torch._inductor.compile_fx")
     if task.contender == "hf":
         load_library(task.model)
@@ -167,6 +169,9 @@ def build(task: Task) -> Contender:
         return generators[task.contender](task)
     if task.contender == OURS:
         return Ours(task)
+    if task.contender == REPEATABLE:
+        make_repeatable()
+        return Ours(task)
     if task.contender == FLOOR:
         return Floor(task)
     if task.contender == "hf":
@@ -174,4 +179,4 @@ def build(task: Task) -> Contender:
         return TorchTraining(task, HFLoss(build_hf(task), task.model))
     peer = build_peer(task.model)
     fill(peer, task.model, task.train.seed)
-    return TorchTraining(task, peer.to(task.train.device), compiled=task.contender == "compile")
+    return TorchTraining(task, peer.to(task.train.device), mode=COMPILED.get(task.contender))

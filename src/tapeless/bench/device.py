@@ -35,8 +35,19 @@ def reset_peak(device: str) -> None:
 
 def peak_bytes(device: str) -> int:
     if is_cuda(device):
-        return torch.cuda.max_memory_allocated(device)
+        return torch.cuda.max_memory_allocated(device) + _idle_in_graphs(device)
     return _status("VmHWM") or _largest()
+
+
+def _idle_in_graphs(device: str) -> int:
+    """What captured graphs hold for their next replay: tensors that exist within it alone, and that nobody else can have."""
+    asked = torch.device(device).index
+    index = torch.cuda.current_device() if asked is None else asked
+    return sum(
+        segment["total_size"] - segment["allocated_size"]
+        for segment in torch.cuda.memory_snapshot()
+        if segment["device"] == index and tuple(segment["segment_pool_id"]) != (0, 0)
+    )
 
 
 def available_bytes(device: str) -> int:

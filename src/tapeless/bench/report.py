@@ -60,7 +60,9 @@ def warning(result: Row) -> str:
 def contender_rows(result: Row) -> list[tuple[str, ...]]:
     """A line each; contenders of a group are together, and ours is measured anew in each."""
     groups = {row["group"] for row in result["contenders"]}
-    head = ["contender", "ms", "quartiles", "tokens/s", "ours is faster by", "peak MiB", "first step s"]
+    utilized = any(row.get("mfu") for row in result["contenders"])
+    head = ["contender", "ms", "quartiles", "tokens/s", *(["MFU"] if utilized else []), "ours is faster by", "peak MiB"]
+    head.append("first step s")
     rows = [tuple([*(["group"] if len(groups) > 1 else []), *head, *(["cold", "warm"] if "first_steps" in result else [])])]
     fastest = {pair["peer"]: pair for pair in sorted(result["ratios"], key=lambda pair: pair["ratio"])}
     for row in result["contenders"]:
@@ -72,6 +74,7 @@ def contender_rows(result: Row) -> list[tuple[str, ...]]:
             f"{1e3 * row['median_s']:.4g}",
             f"{low} to {high}",
             f"{row['tokens_per_s']:,.0f}",
+            *([f"{row['mfu']:.1%}" if row["mfu"] else "n/a"] if utilized else []),
             f"{pair['ratio']:.2f}x ({pair['ours'].split()[1]})" if pair else "",
             f"{row['peak_bytes'] / MIB:,.0f}",
             f"{row['first_step_s']:.1f}",

@@ -7,8 +7,12 @@ from collections.abc import Iterator, Sequence
 from statistics import median, quantiles
 from typing import Any
 
+import torch
+
+from tapeless.bench.device import is_cuda
+from tapeless.bench.mfu import utilization
 from tapeless.bench.side_by_side import Comparison, Measured
-from tapeless.bench.task import OURS, PEERS
+from tapeless.bench.task import FLOOR, OURS, PEERS, Task
 
 LOSS_TOLERANCE = {"float32": 1e-4, "bfloat16": 2e-2}  # relative, between contenders of one dtype
 
@@ -36,6 +40,7 @@ def row(measured: Measured) -> Row:
         "steps": len(seconds),
         "others": max(measured.others),
         "tokens_per_s": task.tokens / middle,
+        "mfu": gpu_utilization(task, middle),
         "first_step_s": measured.first_step_s,
         "result": measured.result,
         "before_bytes": measured.before,
@@ -43,6 +48,13 @@ def row(measured: Measured) -> Row:
         "parts_bytes": {**measured.parts, "rest": above - named} if measured.parts else {},
         "facts": measured.facts,
     }
+
+
+def gpu_utilization(task: Task, seconds: float) -> float | None:
+    """None on a CPU, of a floor, of a generation, and on a GPU whose peak is not known."""
+    if task.new_tokens or task.contender == FLOOR or not is_cuda(task.train.device):
+        return None
+    return utilization(task, seconds, torch.cuda.get_device_name(task.train.device))
 
 
 def named(row: Row) -> str:

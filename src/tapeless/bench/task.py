@@ -11,9 +11,12 @@ from tapeless.config import KINDS, AnyModelConfig, ModelConfig, SimpleLMConfig, 
 from tapeless.errors import ConfigError
 from tapeless.model.params import count_params, transformer_specs
 
-OURS, FLOOR = "ours", "floor"
-PEERS = ("eager", "compile", "hf")
-CONTENDERS = (OURS, *PEERS, FLOOR)
+OURS, REPEATABLE, FLOOR = "ours", "deterministic", "floor"
+COMPILED = {"compile": "default", "reduce-overhead": "reduce-overhead", "max-autotune": "max-autotune"}  # torch.compile's modes
+PEERS = ("eager", *COMPILED, "hf")
+CONTENDERS = (OURS, REPEATABLE, *PEERS, FLOOR)
+GPU_ONLY = (REPEATABLE, "reduce-overhead", "max-autotune")
+USUAL = {"cpu": (OURS, "eager", "compile", "hf", FLOOR), "cuda": (OURS, REPEATABLE, "eager", *COMPILED, FLOOR)}
 DTYPES = ("float32", "bfloat16")
 PROMPT = 16  # tokens that a generation continues
 
@@ -33,6 +36,8 @@ class Task:
     def __post_init__(self) -> None:
         if self.contender not in CONTENDERS:
             raise ConfigError(f"unknown contender {self.contender!r}; {nearest(self.contender, CONTENDERS)}")
+        if self.contender in GPU_ONLY and torch.device(self.train.device).type != "cuda":
+            raise ConfigError(f"{self.contender} differs from its plain form on a GPU alone; leave it out, or --device cuda")
         if self.train.dtype not in DTYPES:
             raise ConfigError(f"dtype {self.train.dtype!r} is not measured; {nearest(self.train.dtype, DTYPES)}")
         if getattr(self.model, "dropout", 0):

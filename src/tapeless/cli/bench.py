@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 HELP = "measure a training step against PyTorch and transformers"
 FAILED = 3
-CONTENDERS = ("ours", "eager", "compile", "hf", "floor")
+CONTENDERS = ("ours", "deterministic", "eager", "compile", "reduce-overhead", "max-autotune", "hf", "floor")
 DTYPES = ("float32", "bfloat16")
 FIELDS = ("batch_size", "seq_len", "device", "ops", "recompute", "grad_clip", "weight_decay", "seed")
 
@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--scaling", action="store_true", help="measure ours beside the floor at growing length and width")
     what.add_argument("--cold", action="store_true", help="also the time to the first step, cold and warm; takes minutes")
     parser.add_argument(
-        "--contenders", default=",".join(CONTENDERS), metavar="NAMES", help=f"who takes part (default {','.join(CONTENDERS)})"
+        "--contenders", metavar="NAMES", help=f"who takes part, of {','.join(CONTENDERS)} (default: those that differ there)"
     )
     parser.add_argument(
         "--dtypes", default=",".join(DTYPES), metavar="NAMES", help=f"of the computation (default {','.join(DTYPES)})"
@@ -63,7 +63,7 @@ def names(flag: str, text: str, valid: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def run(args: argparse.Namespace) -> int:
-    contenders = names("--contenders", args.contenders, CONTENDERS)
+    asked_for = None if args.contenders is None else names("--contenders", args.contenders, CONTENDERS)
     dtypes = names("--dtypes", args.dtypes, DTYPES)
     for flag in ("rounds", "tokens", "threads"):
         if getattr(args, flag) is not None and getattr(args, flag) < 1:
@@ -74,11 +74,12 @@ def run(args: argparse.Namespace) -> int:
 
     from tapeless.bench.measure import How
     from tapeless.bench.report import text
-    from tapeless.bench.task import Task, measured
+    from tapeless.bench.task import USUAL, Task, measured
     from tapeless.train.runs import usable_device
     from tapeless.train.trainer import default_seq_len
 
-    usable_device(train.device)
+    kind = usable_device(train.device).partition(":")[0]
+    contenders = asked_for or USUAL.get(kind, USUAL["cpu"])
     task = Task("ours", model, measured(train, train.seq_len or default_seq_len(model)))
     result = asked(args, name, task, contenders, How(dtypes, args.rounds, args.turn, args.threads, say))
     args.status = FAILED if result.get("disagreements") else 0  # known before anything is printed, into whatever pipe

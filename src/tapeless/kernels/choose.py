@@ -64,7 +64,7 @@ def register_ops(
         raise ConfigError(f"devices and dtypes are collections of names, such as ['cpu'], got {devices!r} and {dtypes!r}")
     if name == "auto" or name in _BACKENDS:
         raise ConfigError(f"a set of ops named {name!r} is already there; choose another name")
-    named = replace(ops, name=name)
+    named = replace(ops, name=name, overwriting=None)  # which would not have the ops that were replaced
     _BACKENDS[name] = Backend(lambda: named, devices, dtypes)
 
 

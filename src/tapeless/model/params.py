@@ -4,7 +4,7 @@ Everything that treats parameters alike (optimizers, clipping, reduction over ra
 everything that tells them apart reads the table. Matrices that one product reads together lie side by side, so the fused
 matrix is a view."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -110,6 +110,15 @@ class FlatLayout:
         if sum(self.spans[name][1] for name in present) != end - start:
             raise ConfigError(f"{', '.join(present)} are not neighbours in the flat buffer")
         return flat[start:end].view(-1, *self.specs[present[0]].shape[1:])
+
+    def all_but(self, flat: Tensor, names: Collection[str]) -> list[Tensor]:
+        """The stretches of the flat buffer that hold none of the named parameters, gaps included."""
+        stretches, end = [], 0
+        for name, (offset, size) in self.spans.items():
+            if name in names:
+                stretches.append(flat[end:offset])
+                end = offset + size
+        return [stretch for stretch in (*stretches, flat[end:]) if len(stretch)]
 
     def parts(self, flat: Tensor) -> dict[str, Tensor]:
         """The flat buffer cut where a backward completes one stretch after the other: embed, blocks.0 …, head."""

@@ -87,8 +87,12 @@ class SimpleLM:
         self,
         tokens: Tensor,  # (B, T) int64
         targets: Tensor,  # (B, T) int64; -100 is ignored
+        fresh: bool = False,
         **options: Any,
     ) -> Tensor:  # loss ()
+        """fresh: the gradients are this batch's alone, whatever they held."""
+        if fresh:
+            self.zero_grads()
         loss = self.forward(tokens, targets, **options)
         self.backward()
         return loss

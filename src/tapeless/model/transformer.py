@@ -19,7 +19,7 @@ from tapeless.model.decode import KVCache
 from tapeless.model.init import initialize
 from tapeless.model.params import FlatLayout, ParamStore, count_params, transformer_specs
 from tapeless.model.sublayers import RECOMPUTE, BlockParams, Call, Dropout, Params, drop_backward, drop_forward
-from tapeless.ops.op import loss_with_gradient
+from tapeless.ops.op import OpSet, loss_with_gradient
 from tapeless.ops.positions import POSITIONS
 from tapeless.ops.softcap import SOFTCAP
 
@@ -52,6 +52,12 @@ class TransformerParams(NamedTuple):
 def counted(*inputs: Tensor | None) -> tuple[tuple[Tensor, int], ...]:
     """Tensors with torch's count of the writes into them; those made under inference_mode have none."""
     return tuple((x, x._version) for x in inputs if x is not None and not x.is_inference())
+
+
+def product_names(layout: FlatLayout, config: ModelConfig) -> set[str]:
+    """The parameters whose gradient begins as one product: every matrix but an embedding that no head shares."""
+    matrices = {name for name, spec in layout.specs.items() if spec.init in ("linear", "residual")}
+    return matrices | {"embed.w"} if config.tie_embeddings else matrices
 
 
 def structured(config: ModelConfig, layout: FlatLayout, flat: Tensor) -> TransformerParams:
@@ -113,6 +119,7 @@ class Transformer:
         self._p = structured(config, self.store.layout, self.store.compute_flat)
         self._g = structured(config, self.store.layout, self.store.flat_grads)
         self._grad_parts = self.store.layout.parts(self.store.flat_grads)
+        self._summed_grads = self.store.layout.all_but(self.store.flat_grads, product_names(self.store.layout, config))
         make_decoder = self.ops.decoder
         self._decode = make_decoder and make_decoder(config, self.store.layout.spans, self.store.compute_flat)
         self._kept: Kept | None = None
@@ -131,6 +138,15 @@ class Transformer:
 
     def zero_grads(self) -> None:
         self.store.flat_grads.zero_()
+
+    def _fresh_grads(self) -> OpSet:
+        """Zero the gradients that are sums, and return the ops that write the others, the products', without reading them."""
+        if self.ops.overwriting is None:
+            self.zero_grads()
+            return self.ops
+        for stretch in self._summed_grads:
+            stretch.zero_()
+        return self.ops.overwriting
 
     def forward(
         self,
@@ -168,11 +184,13 @@ class Transformer:
         first_sample: int = 0,
         documents: Tensor | None = None,  # (B, T) int64
         on_grads_ready: Callable[[Tensor], None] | None = None,
+        fresh: bool = False,
         checked: bool = True,
     ) -> Tensor:  # loss ()
         """forward and then backward, as one call: a kernel can then make the head's gradient while its logits are there.
         After an error the gradients may hold a part of this batch's.
 
+        fresh: the gradients are this batch's alone, whatever they held: most need not be zeroed then, but are written.
         checked: False leaves out every look at values, so that nothing waits for the device and the call can be captured in a
         graph; num_targets may then be a number on the device. Who calls it so answers for the ids and for finite numbers."""
         self._kept = None
@@ -180,7 +198,9 @@ class Transformer:
             self._check(tokens, targets, documents)
             check_num_targets(num_targets)
         n, kept = self._trunk(tokens, self._call(documents, self._dropout(step, first_sample)), keep=True)
-        head, options = self.ops.linear_cross_entropy, self._loss_options(num_targets)
+        if fresh:
+            kept = kept._replace(call=kept.call._replace(ops=self._fresh_grads()))
+        head, options = kept.call.ops.linear_cross_entropy, self._loss_options(num_targets)
         if checked:
             self._finite(n)
         loss, dn = loss_with_gradient(head, n, targets, self._p.head, self._g.head, **options)

@@ -46,6 +46,7 @@ class OpSet:
     decoder: Callable[..., Callable[..., Tensor]] | None = None  # one token through the whole model; None: by the ops above
     adam_update: Callable[..., None] | None = None  # the optimizer's two passes; None: optim/adam.py and optim/clip.py
     grad_norm: Callable[[Tensor], Tensor] | None = None
+    overwriting: "OpSet | None" = None  # this set, but whose products replace dw instead of adding to it; None: it has none
     capturable: bool = False  # whether nothing in it waits for the device, so that a step can be captured as a CUDA graph
 
 

@@ -110,10 +110,10 @@ class GraphedStep:
         ignored = targets == IGNORED
         good = ((tokens >= 0) & (tokens < V) & (ignored | ((targets >= 0) & (targets < V)))).all()
         count = (~ignored).sum().clamp_min(1).float()
-        model.zero_grads()
-        loss = torch.zeros((), dtype=torch.float32, device=model.device)
+        losses: list[Tensor] = []
         for x, y in micro_batches(tokens, targets, self.grad_accum):
-            loss += model.forward_backward(x, y, num_targets=count, checked=False)
+            losses.append(model.forward_backward(x, y, num_targets=count, fresh=not losses, checked=False))
+        loss = sum(losses[1:], losses[0])
         assert model.ops.grad_norm is not None
         norm = model.ops.grad_norm(model.store.flat_grads)
         scale = torch.ones_like(norm)

@@ -15,6 +15,7 @@ import torch
 from tapeless.config import AnyModelConfig, SimpleLMConfig, TrainConfig, checked
 from tapeless.data.prepare import Dataset, open_prepared, prepare
 from tapeless.errors import CheckpointError, ConfigError
+from tapeless.kernels.repeatable import make_repeatable
 from tapeless.model.build import AnyModel, build_model
 from tapeless.train.checkpoint import Checkpoint, checkpoints, load_checkpoint, read_checkpoint, restore
 from tapeless.train.metrics_log import MetricsLog
@@ -45,6 +46,8 @@ def usable_device(name: str) -> str:
 
 def make_model(config: AnyModelConfig, train: TrainConfig) -> AnyModel:
     options: dict[str, Any] = {"seed": train.seed, "device": usable_device(train.device), "dtype": train.dtype}
+    if train.deterministic:
+        make_repeatable()
     if not isinstance(config, SimpleLMConfig):
         options |= {"ops": train.ops, "recompute": train.recompute}
     return build_model(config, **options)

@@ -40,12 +40,12 @@ def accumulate_gradients(
     step: int,
     first_sample: int,
 ) -> float:
-    """Zero the gradients, run `grad_accum` micro-batches through the model, return the loss of all of them."""
+    """The gradients of `grad_accum` micro-batches together, whatever they held before; returned is the loss of all of them."""
     num_targets = valid_targets(targets)
-    model.zero_grads()
-    losses = []
+    losses: list[Tensor] = []
     for x, y in micro_batches(tokens, targets, grad_accum):
-        losses.append(model.forward_backward(x, y, num_targets=num_targets, step=step, first_sample=first_sample))
+        loss = model.forward_backward(x, y, num_targets=num_targets, step=step, first_sample=first_sample, fresh=not losses)
+        losses.append(loss)
         first_sample += len(x)
     return float(sum(losses))
 

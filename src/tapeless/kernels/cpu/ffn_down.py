@@ -175,11 +175,12 @@ def ffn_down_backward(
     saved: FFNDownSaved,
     w: Tensor,  # (C, F)
     b: Tensor | None,  # (C,)
-    dw: Tensor | None,  # (C, F)  accumulated into
+    dw: Tensor | None,  # (C, F)  accumulated into, or overwritten
     db: Tensor | None,  # (C,)  accumulated into
     *,
     name: str,
     ws: Workspace,
+    overwrite: bool,
 ) -> Tensor:  # dgate_up, as gate_up
     flat = rows(dy)
     dh = ws.empty((len(flat), w.shape[1]), dy.dtype)
@@ -189,13 +190,16 @@ def ffn_down_backward(
     run(KINDS[name], matrix(dh), matrix(saved.gate_up), matrix(dgate_up))
     h = dh
     if dw is not None:
-        add_product(dw, flat.t(), h, ws)
+        add_product(dw, flat.t(), h, ws, overwrite)
     if db is not None:
         add_row_sum(db, dy)
     return dgate_up
 
 
-def ffn_down(ws: Workspace) -> dict[str, Op]:
-    return {
-        name: Op(partial(ffn_down_forward, name=name, ws=ws), partial(ffn_down_backward, name=name, ws=ws)) for name in KINDS
-    }
+def ffn_down(ws: Workspace, *, overwrite: bool = False) -> dict[str, Op]:
+    def op(name: str) -> Op:
+        return Op(
+            partial(ffn_down_forward, name=name, ws=ws), partial(ffn_down_backward, name=name, ws=ws, overwrite=overwrite)
+        )
+
+    return {name: op(name) for name in KINDS}

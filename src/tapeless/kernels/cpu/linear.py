@@ -26,16 +26,26 @@ def _add_stretch(dw, part):  # (n,) each
         dw[i] += wide(part[i])
 
 
+@inlined
+def _set_stretch(dw, part):  # (n,) each
+    for i in range(len(dw)):
+        dw[i] = wide(part[i])
+
+
 @kernel
-def _add(dw, part):  # (n,) float32, (n,) bfloat16
+def _add(dw, part, overwrite):  # (n,) float32, (n,) bfloat16
     for stretch in prange(-(-len(dw) // STRETCH)):
         first, last = stretch * STRETCH, min(len(dw), (stretch + 1) * STRETCH)
-        _add_stretch(dw[first:last], part[first:last])
+        if overwrite:
+            _set_stretch(dw[first:last], part[first:last])
+        else:
+            _add_stretch(dw[first:last], part[first:last])
 
 
-def add_product(dw: Tensor, a: Tensor, b: Tensor, ws: Workspace) -> None:  # dw (M, K) += a (M, N) @ b (N, K)
+def add_product(dw: Tensor, a: Tensor, b: Tensor, ws: Workspace, overwrite: bool) -> None:
+    """dw (M, K) += a (M, N) @ b (N, K), or = where it is overwritten."""
     if dw.dtype == a.dtype:
-        dw.addmm_(a, b)
+        dw.addmm_(a, b, beta=0 if overwrite else 1)
         return
     height, flat = max(1, PART // dw.shape[1]), array(dw.view(-1))
     part = ws.empty((min(height, len(dw)), dw.shape[1]), a.dtype)
@@ -43,7 +53,7 @@ def add_product(dw: Tensor, a: Tensor, b: Tensor, ws: Workspace) -> None:  # dw 
         rows_of_a = a[first : first + height]
         out = part[: len(rows_of_a)]
         torch.mm(rows_of_a, b, out=out)
-        _add(flat[first * dw.shape[1] : (first + len(out)) * dw.shape[1]], array(part).reshape(-1)[: out.numel()])
+        _add(flat[first * dw.shape[1] : (first + len(out)) * dw.shape[1]], array(part).reshape(-1)[: out.numel()], overwrite)
 
 
 def linear_forward(
@@ -67,13 +77,14 @@ def linear_backward(
     saved: LinearSaved,
     w: Tensor,  # (O, I)
     b: Tensor | None,  # (O,)
-    dw: Tensor | None,  # (O, I)  accumulated into
+    dw: Tensor | None,  # (O, I)  accumulated into, or overwritten
     db: Tensor | None,  # (O,)  accumulated into
     *,
     ws: Workspace,
+    overwrite: bool,
 ) -> Tensor:  # dx (..., I)
     if dw is not None:
-        add_product(dw, rows(dy).t(), rows(saved.x), ws)
+        add_product(dw, rows(dy).t(), rows(saved.x), ws, overwrite)
     if db is not None:
         add_row_sum(db, dy)
     dx = ws.empty((*dy.shape[:-1], w.shape[1]), dy.dtype)
@@ -81,5 +92,5 @@ def linear_backward(
     return dx
 
 
-def linear(ws: Workspace) -> Op:
-    return Op(partial(linear_forward, ws=ws), partial(linear_backward, ws=ws))
+def linear(ws: Workspace, *, overwrite: bool = False) -> Op:
+    return Op(partial(linear_forward, ws=ws), partial(linear_backward, ws=ws, overwrite=overwrite))

@@ -165,20 +165,21 @@ def linear_cross_entropy_backward(
     dloss: Tensor | float,  # ()
     saved: LinearCrossEntropySaved,
     w: Tensor,  # (V, C)
-    dw: Tensor | None,  # (V, C)  accumulated into
+    dw: Tensor | None,  # (V, C)  accumulated into, or overwritten
     *,
     num_targets: int | None = None,
     label_smoothing: float = 0.0,
     z_loss: float = 0.0,
     softcap: float = 0.0,
     ws: Workspace,
+    overwrite: bool,
 ) -> Tensor:  # dx (..., C)
     x, targets, lse = saved
     scale = np.float32(float(dloss) / (num_targets or valid_targets(targets)))
     dx = ws.empty(x.shape, x.dtype)
     for which, x_block, y, logits in _blocks(x, targets, w, ws):
         _gradients(array(logits), array(y), array(lse[which, 0]), scale, *_numbers(label_smoothing, z_loss, softcap))
-        _products(logits, x_block, w, rows(dx)[which], dw, ws)
+        _products(logits, x_block, w, rows(dx)[which], dw, ws, overwrite and which.start == 0)
     return dx
 
 
@@ -186,13 +187,14 @@ def linear_cross_entropy_both(
     x: Tensor,  # (..., C)
     targets: Tensor,  # (...) int64; -100 is ignored
     w: Tensor,  # (V, C)
-    dw: Tensor | None,  # (V, C)  accumulated into
+    dw: Tensor | None,  # (V, C)  accumulated into, or overwritten
     *,
     num_targets: int | None = None,
     label_smoothing: float = 0.0,
     z_loss: float = 0.0,
     softcap: float = 0.0,
     ws: Workspace,
+    overwrite: bool,
 ) -> tuple[Tensor, Tensor]:  # loss (), dx (..., C)
     count = num_targets or valid_targets(targets)
     losses = np.empty(targets.numel(), np.float32)
@@ -200,7 +202,7 @@ def linear_cross_entropy_both(
     numbers = _numbers(label_smoothing, z_loss, softcap)
     for which, x_block, y, logits in _blocks(x, targets, w, ws):
         _both(array(logits), array(y), np.float32(1 / count), *numbers, losses[which])
-        _products(logits, x_block, w, rows(dx)[which], dw, ws)
+        _products(logits, x_block, w, rows(dx)[which], dw, ws, overwrite and which.start == 0)
     return _mean(losses, count), dx
 
 
@@ -208,12 +210,15 @@ def _mean(losses: np.ndarray, count: int) -> Tensor:  # ()
     return torch.tensor(losses.sum(dtype=np.float64) / count, dtype=torch.float32, device="cpu")
 
 
-def _products(dlogits: Tensor, x: Tensor, w: Tensor, dx: Tensor, dw: Tensor | None, ws: Workspace) -> None:
+def _products(dlogits: Tensor, x: Tensor, w: Tensor, dx: Tensor, dw: Tensor | None, ws: Workspace, overwrite: bool) -> None:
     torch.mm(dlogits, w, out=dx)
     if dw is not None:
-        add_product(dw, dlogits.t(), x, ws)
+        add_product(dw, dlogits.t(), x, ws, overwrite)
 
 
-def linear_cross_entropy(ws: Workspace) -> Op:
-    forward, backward = partial(linear_cross_entropy_forward, ws=ws), partial(linear_cross_entropy_backward, ws=ws)
-    return Op(forward, backward, partial(linear_cross_entropy_both, ws=ws))
+def linear_cross_entropy(ws: Workspace, *, overwrite: bool = False) -> Op:
+    return Op(
+        partial(linear_cross_entropy_forward, ws=ws),
+        partial(linear_cross_entropy_backward, ws=ws, overwrite=overwrite),
+        partial(linear_cross_entropy_both, ws=ws, overwrite=overwrite),
+    )

@@ -1,5 +1,6 @@
 """The set of ops for CPUs, bound to one workspace."""
 
+from dataclasses import replace
 from types import MappingProxyType
 
 from tapeless.kernels.cpu.add_norm import add_norm, norm
@@ -20,7 +21,7 @@ from tapeless.ops.op import OpSet
 def cpu_ops() -> OpSet:
     use_torchs_threads()
     ws = Workspace()
-    return OpSet(
+    ops = OpSet(
         name="cpu",
         embed=embed(ws),
         norm=MappingProxyType({"rms": norm(False, ws), "layer": norm(True, ws)}),
@@ -35,4 +36,13 @@ def cpu_ops() -> OpSet:
         decoder=decoder,
         adam_update=adam_update,
         grad_norm=grad_norm,
+    )
+    return replace(
+        ops,
+        overwriting=replace(
+            ops,
+            linear=linear(ws, overwrite=True),
+            ffn_down=MappingProxyType(ffn_down(ws, overwrite=True)),
+            linear_cross_entropy=linear_cross_entropy(ws, overwrite=True),
+        ),
     )

@@ -103,10 +103,11 @@ def ffn_down_backward(
     saved: FFNDownSaved,
     w: Tensor,  # (C, F)
     b: Tensor | None,  # (C,)
-    dw: Tensor | None,  # (C, F)  accumulated into
+    dw: Tensor | None,  # (C, F)  accumulated into, or overwritten
     db: Tensor | None,  # (C,)  accumulated into
     *,
     name: str,
+    overwrite: bool,
 ) -> Tensor:  # dgate_up, as gate_up
     gate_up, F = contiguous(saved.gate_up), w.shape[1]
     dh = rows(dy) @ w  # (N, F)
@@ -114,11 +115,14 @@ def ffn_down_backward(
     _launch(_gate_backward, name, len(dh), F, dh, gate_up, dgate_up)
     h = dh
     if dw is not None:
-        add_product(dw, rows(dy).t(), h)
+        add_product(dw, rows(dy).t(), h, overwrite)
     if db is not None:
         add_row_sum(db, dy)
     return dgate_up
 
 
-def ffn_down() -> dict[str, Op]:
-    return {name: Op(partial(ffn_down_forward, name=name), partial(ffn_down_backward, name=name)) for name in KINDS}
+def ffn_down(*, overwrite: bool = False) -> dict[str, Op]:
+    def op(name: str) -> Op:
+        return Op(partial(ffn_down_forward, name=name), partial(ffn_down_backward, name=name, overwrite=overwrite))
+
+    return {name: op(name) for name in KINDS}

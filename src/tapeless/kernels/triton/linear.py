@@ -1,6 +1,8 @@
 """Linear map: the library's products, the weights' gradient added to its place in float32 within the product.
 Formulas: ops/linear.py. Judged by: tests/kernels/triton/test_triton.py."""
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
@@ -10,9 +12,16 @@ from tapeless.ops.numerics import add_row_sum, rows
 from tapeless.ops.op import Op
 
 
-def add_product(dw: Tensor, a: Tensor, b: Tensor) -> None:  # dw (M, K) += a (M, N) @ b (N, K)
-    if dw.dtype == a.dtype or not dw.is_cuda:
+def add_product(dw: Tensor, a: Tensor, b: Tensor, overwrite: bool) -> None:
+    """dw (M, K) += a (M, N) @ b (N, K), or = where it is overwritten."""
+    if dw.dtype == a.dtype:
+        dw.addmm_(a, b, beta=0 if overwrite else 1)
+    elif not dw.is_cuda:  # kernels in the interpreter, products by torch, which has none with a wider result on a CPU
+        if overwrite:
+            dw.zero_()
         numerics.add_product(dw, a, b)
+    elif overwrite:
+        torch.mm(a, b, out_dtype=dw.dtype, out=dw)
     else:
         torch.addmm(dw, a, b, out_dtype=dw.dtype, out=dw)
 
@@ -32,14 +41,17 @@ def linear_backward(
     saved: LinearSaved,
     w: Tensor,  # (O, I)
     b: Tensor | None,  # (O,)
-    dw: Tensor | None,  # (O, I)  accumulated into
+    dw: Tensor | None,  # (O, I)  accumulated into, or overwritten
     db: Tensor | None,  # (O,)  accumulated into
+    *,
+    overwrite: bool,
 ) -> Tensor:  # dx (..., I)
     if dw is not None:
-        add_product(dw, rows(dy).t(), rows(saved.x))
+        add_product(dw, rows(dy).t(), rows(saved.x), overwrite)
     if db is not None:
         add_row_sum(db, dy)
     return (rows(dy) @ w).view(*dy.shape[:-1], w.shape[1])
 
 
-LINEAR = Op(linear_forward, linear_backward)
+def linear(*, overwrite: bool = False) -> Op:
+    return Op(linear_forward, partial(linear_backward, overwrite=overwrite))

@@ -7,6 +7,7 @@ Judged by: tests/kernels/triton/test_triton.py."""
 
 import math
 from collections.abc import Iterator
+from functools import partial
 
 import torch
 import triton
@@ -120,10 +121,10 @@ def _launch(
     )  # fmt: skip
 
 
-def _products(dlogits: Tensor, x: Tensor, w: Tensor, dx: Tensor, dw: Tensor | None) -> None:
+def _products(dlogits: Tensor, x: Tensor, w: Tensor, dx: Tensor, dw: Tensor | None, overwrite: bool) -> None:
     torch.mm(dlogits, w, out=dx)
     if dw is not None:
-        add_product(dw, dlogits.t(), x)
+        add_product(dw, dlogits.t(), x, overwrite)
 
 
 def _mean(losses: Tensor, count: Tensor) -> Tensor:  # ()
@@ -152,9 +153,10 @@ def linear_cross_entropy_backward(
     dloss: Tensor | float,  # ()
     saved: LinearCrossEntropySaved,
     w: Tensor,  # (V, C)
-    dw: Tensor | None,  # (V, C)  accumulated into
+    dw: Tensor | None,  # (V, C)  accumulated into, or overwritten
     *,
     num_targets: int | Tensor | None = None,
+    overwrite: bool,
     **options: float,  # label_smoothing, z_loss, softcap
 ) -> Tensor:  # dx (..., C)
     x, targets, lse = saved
@@ -162,7 +164,7 @@ def linear_cross_entropy_backward(
     dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     for which, x_block, y, logits in _blocks(x, targets, w):
         _launch(logits, y, scale, lse[which], lse[which], loss=False, gradient=True, **_numbers(**options))
-        _products(logits, x_block, w, rows(dx)[which], dw)
+        _products(logits, x_block, w, rows(dx)[which], dw, overwrite and which.start == 0)
     return dx
 
 
@@ -171,9 +173,10 @@ def linear_cross_entropy_both(
     x: Tensor,  # (..., C)
     targets: Tensor,  # (...) int64; -100 is ignored
     w: Tensor,  # (V, C)
-    dw: Tensor | None,  # (V, C)  accumulated into
+    dw: Tensor | None,  # (V, C)  accumulated into, or overwritten
     *,
     num_targets: int | Tensor | None = None,
+    overwrite: bool,
     **options: float,  # label_smoothing, z_loss, softcap
 ) -> tuple[Tensor, Tensor]:  # loss (), dx (..., C)
     count = _count(num_targets, targets)
@@ -182,7 +185,7 @@ def linear_cross_entropy_both(
     dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     for which, x_block, y, logits in _blocks(x, targets, w):
         _launch(logits, y, scale, losses[which], lse[which], loss=True, gradient=True, **_numbers(**options))
-        _products(logits, x_block, w, rows(dx)[which], dw)
+        _products(logits, x_block, w, rows(dx)[which], dw, overwrite and which.start == 0)
     return _mean(losses, count), dx
 
 
@@ -190,4 +193,6 @@ def _numbers(label_smoothing: float = 0.0, z_loss: float = 0.0, softcap: float =
     return {"label_smoothing": label_smoothing, "z_loss": z_loss, "softcap": softcap}
 
 
-LINEAR_CROSS_ENTROPY = Op(linear_cross_entropy_forward, linear_cross_entropy_backward, linear_cross_entropy_both)
+def linear_cross_entropy(*, overwrite: bool = False) -> Op:
+    backward, both = linear_cross_entropy_backward, linear_cross_entropy_both
+    return Op(linear_cross_entropy_forward, partial(backward, overwrite=overwrite), partial(both, overwrite=overwrite))

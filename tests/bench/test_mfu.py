@@ -1,0 +1,28 @@
+"""Utilization: the formula on a model counted by hand, and what is said of a GPU nobody listed."""
+
+import pytest
+
+from tapeless.bench.mfu import peak_of, step_flops, utilization
+from tapeless.bench.task import Task
+from tapeless.config import ModelConfig, TrainConfig
+
+MODEL = ModelConfig(vocab_size=10, hidden_dim=8, num_layers=2, num_heads=2, intermediate_dim=6, max_seq_len=5)
+# for each layer 4 x 8 x 8 of attention, 3 x 6 x 8 of the feed-forward and two norms of 8; one more norm; the head of 10 x 8
+WEIGHTS = 2 * (4 * 64 + 3 * 48 + 16) + 8 + 80
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_flops_by_hand(tied: bool):
+    """Tied or not, the head's matrix counts once."""
+    model = ModelConfig(**{**vars(MODEL), "tie_embeddings": tied})
+    task = Task("ours", model, TrainConfig(batch_size=3, seq_len=5))
+    assert step_flops(task) == 15 * 6 * (WEIGHTS + 2 * 8 * 5)
+    assert utilization(task, 2.0, "NVIDIA H200") == step_flops(task) / 2.0 / 989e12
+
+
+def test_peaks():
+    assert peak_of("NVIDIA H100 80GB HBM3") == 989e12
+    assert peak_of("NVIDIA A100-SXM4-80GB") == 312e12
+    for unknown in ("NVIDIA H100 PCIe", "NVIDIA H100 NVL", "NVIDIA GeForce RTX 4090", "A1000"):
+        assert peak_of(unknown) is None
+        assert utilization(Task("ours", MODEL, TrainConfig(seq_len=5)), 1.0, unknown) is None

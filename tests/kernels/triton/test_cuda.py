@@ -1,0 +1,97 @@
+"""What takes a GPU: the library's attention, the captured step, the whole set by the levels."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from contract import check_within
+
+pytest.importorskip("triton")
+if not torch.cuda.is_available():
+    pytest.skip("needs a CUDA device", allow_module_level=True)
+
+from tapeless.config import ModelConfig, TrainConfig
+from tapeless.kernels.triton.attention import own_backward, own_forward
+from tapeless.kernels.triton.library_attention import attention
+from tapeless.model.transformer import Transformer
+from tapeless.ops.attention import ATTENTION
+from tapeless.train.graph import GraphedStep, graphed_step
+from tapeless.train.step import optimizer_of
+from tapeless.verify.finding import distance
+from tapeless.verify.fixtures import Setting
+from tapeless.verify.kernel_levels import kernel_levels
+from tapeless.verify.tolerances import KERNEL_FORWARD
+
+CONFIG = ModelConfig(vocab_size=512, hidden_dim=128, num_layers=2, num_heads=2, intermediate_dim=256, max_seq_len=64)
+
+
+@pytest.mark.parametrize("level", ["L0", "L2", "L4", "L5", "L6"])
+def test_levels(level: str):
+    check_within(kernel_levels(Setting("triton", "cuda"))[level]())
+
+
+@pytest.mark.parametrize(
+    ("B", "H", "G", "T", "D"), [(2, 4, 4, 128, 64), (1, 8, 2, 200, 64), (2, 2, 1, 65, 128), (1, 3, 3, 33, 20), (2, 2, 2, 1, 64)]
+)
+def test_attention_in_bfloat16(B: int, H: int, G: int, T: int, D: int):
+    q, k, v = (torch.randn(B, heads, T, D, device="cuda").bfloat16() for heads in (H, G, G))
+    do = torch.randn(B, T, H * D, device="cuda").bfloat16()
+    found = {}
+    library = attention()
+    for name, (forward, backward), dtype in (
+        ("truth", ATTENTION[:2], torch.float64),
+        ("plain", ATTENTION[:2], q.dtype),
+        ("library", library[:2], q.dtype),
+        ("own", (own_forward, own_backward), q.dtype),
+    ):
+        o, saved = forward(q.to(dtype), k.to(dtype), v.to(dtype))
+        found[name] = [o, *backward(do.to(dtype), saved)]
+    for name in ("library", "own"):
+        for truth, plain, ours in zip(found["truth"], found["plain"], found[name], strict=True):
+            if truth.abs().max() > 1e-12:  # dq and dk of one position are zero
+                assert distance(ours, truth).l2 <= 2 * KERNEL_FORWARD * distance(plain, truth).l2 + 1e-6, name
+
+
+def course(graphs: bool, steps: int = 6) -> tuple[list[float], torch.Tensor]:
+    model = Transformer(CONFIG, device="cuda", dtype="bfloat16")
+    train = TrainConfig(device="cuda", dtype="bfloat16")
+    step = graphed_step(model, optimizer_of(model, train), train)
+    assert isinstance(step, GraphedStep)
+    if not graphs:
+        step._run = step._step  # type: ignore[method-assign]
+    losses = []
+    for i in range(steps):
+        generator = torch.Generator().manual_seed(i)
+        tokens, targets = torch.randint(512, (2, 8, 64), generator=generator)
+        losses.append(step(tokens, targets, lr=1e-3 * (1 + i), step=i).loss)
+    assert bool(step._captured) == graphs
+    return losses, model.store.flat.clone()
+
+
+def test_a_replay_does_what_the_calls_do():
+    """Not bit for bit: the library's attention adds in any order."""
+    (losses, weights), (plain_losses, plain_weights) = course(True), course(False)
+    assert losses == pytest.approx(plain_losses, rel=1e-4)
+    assert (weights - plain_weights).norm() <= 1e-3 * plain_weights.norm()
+
+
+def test_shapes_have_graphs_of_their_own():
+    model = Transformer(CONFIG, device="cuda", dtype="bfloat16")
+    train = TrainConfig(device="cuda", dtype="bfloat16")
+    step = graphed_step(model, optimizer_of(model, train), train)
+    assert step is not None
+    for i in range(12):
+        rows = (8, 4, 2)[i % 3]
+        tokens = torch.randint(512, (rows, 64), device="cuda")
+        assert step(tokens, tokens, lr=1e-4, step=i).loss > 0
+    assert len(step._captured) == 2
+
+
+def test_float32_runs_on_the_own_attention():
+    model = Transformer(replace(CONFIG, num_kv_heads=1), device="cuda", ops="triton")
+    plain = Transformer(replace(CONFIG, num_kv_heads=1), device="cuda", ops="reference")
+    tokens = torch.randint(512, (2, 64), device="cuda")
+    for each in (model, plain):
+        each.forward_backward(tokens, tokens)
+    assert (model.store.flat_grads - plain.store.flat_grads).norm() <= 1e-5 * plain.store.flat_grads.norm()

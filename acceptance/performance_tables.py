@@ -10,7 +10,7 @@ from typing import Any
 from tapeless.bench.report import MIB, contender_rows, floor_rows, part_rows, scaling_rows
 
 sys.path.append(str(Path(__file__).resolve().parent.parent / "bench"))
-from suite import GENERATION, RESULTS, SCALING, TRAINING
+from suite import CUDA, GENERATION, RESULTS, SCALING, TRAINING
 
 WIDTH = 128
 PEERS = ("eager", "compile")  # the ones to beat; transformers is shown beside them
@@ -77,6 +77,17 @@ def models() -> str:
         blocks.append(markdown(floor_rows(result)))
         blocks += [f"{fill(f'Left out: {reason}', WIDTH)}\n" for reason in result["left_out"].values()]
     return "\n".join(blocks)
+
+
+def gpu() -> str:
+    blocks, last = [], None
+    for last in results(list(CUDA)):
+        blocks.append(f"### {last['name']} on a GPU: {last['parameters']:,} parameters, {last['batch_size']}x{last['seq_len']}\n")
+        blocks.append(markdown(contender_rows(last)))
+        blocks.append("Peak memory by part, MiB:\n")
+        blocks.append(markdown(part_rows(last["contenders"])))
+        blocks.append(markdown(floor_rows(last)))
+    return "\n".join([*blocks, measured_where(last)] if last else blocks)
 
 
 def generation() -> str:

@@ -108,6 +108,7 @@ REGIONS = {
     ("docs/training.md", "measured"): training,
     ("docs/performance.md", "overview"): performance_tables.overview,
     ("docs/performance.md", "models"): performance_tables.models,
+    ("docs/performance.md", "gpu"): performance_tables.gpu,
     ("docs/performance.md", "generation"): performance_tables.generation,
     ("docs/performance.md", "scaling"): performance_tables.scaling,
 }

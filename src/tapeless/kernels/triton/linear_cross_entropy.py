@@ -1,7 +1,7 @@
 """The output product and its loss, a block of rows at a time: the logits of a block turn into their gradient where they lie.
 
-Formulas: ops/cross_entropy.py. `both` runs forward and backward together, from one product. The kernel goes over a row twice:
-once for its largest logit and the sum of exponentials, once for the gradient, when the row is still in the cache. How many
+Formulas: ops/cross_entropy.py. `both` runs forward and backward together, from one product. The kernel goes over a row thrice:
+for its largest logit, for the sum of exponentials, and for the gradient; after the first time the row is in the cache. How many
 targets count is a number on the device, so that nothing waits for it.
 Judged by: tests/kernels/triton/test_triton.py."""
 
@@ -23,7 +23,7 @@ from tapeless.ops.op import Op
 
 BLOCK = 2**28  # logits alive at a time: half a gibibyte in bfloat16; dw is read and written once for each block
 LOG2E = tl.constexpr(math.log2(math.e))
-WIDTH, WARPS = 4096, 8  # logits of a row that a program holds at a time
+WIDTH, WARPS = 8192, 16  # logits of a row that a program holds at a time
 NONE = tl.constexpr(IGNORED)
 
 
@@ -42,7 +42,12 @@ def _rows(
     counts = (target >= 0) & (target < V)
     at_target = _capped(tl.load(row + target, mask=counts, other=0.0).to(tl.float32), cap, CAP)
     if LOSS:
-        top, level = float("-inf"), 0.0  # the largest so far, and what is subtracted: never infinite
+        tops = tl.full([WIDTH], float("-inf"), tl.float32)
+        for first in range(0, V, WIDTH):
+            c = first + tl.arange(0, WIDTH)
+            tops = tl.maximum(tops, tl.load(row + c, mask=c < V, other=float("-inf")).to(tl.float32))
+        top = _capped(tl.max(tops, 0), cap, CAP)  # which keeps the order
+        level = tl.where(top == float("-inf"), 0.0, top)
         sums = tl.zeros([WIDTH], tl.float32)
         totals = tl.zeros([WIDTH], tl.float32)
         for first in range(0, V, WIDTH):
@@ -52,10 +57,7 @@ def _rows(
                 z = tl.where(c < V, _capped(z, cap, CAP), float("-inf"))
             if SMOOTH:
                 totals += tl.where(c < V, z, 0.0)
-            higher = tl.maximum(top, tl.max(z, 0))
-            level = tl.where(higher == float("-inf"), 0.0, higher)
-            sums = sums * tl.exp2((top - level) * LOG2E) + tl.exp2((z - level) * LOG2E)
-            top = higher
+            sums += tl.exp2((z - level) * LOG2E)
         norm = level + tl.log(tl.sum(sums, 0))
         loss = norm - (1.0 - smoothing) * at_target + z_loss * norm * norm
         if SMOOTH:

@@ -82,7 +82,9 @@ def models() -> str:
 def gpu() -> str:
     blocks, last = [], None
     for last in results(list(CUDA)):
-        blocks.append(f"### {last['name']} on a GPU: {last['parameters']:,} parameters, {last['batch_size']}x{last['seq_len']}\n")
+        blocks.append(
+            f"### {last['name']} on a GPU: {last['parameters']:,} parameters, {last['batch_size']}x{last['seq_len']}\n"
+        )
         blocks.append(markdown(contender_rows(last)))
         blocks.append("Peak memory by part, MiB:\n")
         blocks.append(markdown(part_rows(last["contenders"])))

@@ -48,6 +48,43 @@ def attention() -> Iterator[Counted]:
     del choose_module._BACKENDS["mine"]
 
 
+def test_a_set_that_is_built_is_each_models_own():
+    built = []
+
+    def build():
+        built.append(replace(REFERENCE, linear=REFERENCE.linear._replace()))
+        return built[-1]
+
+    register_ops("built", build)
+    try:
+        first, second = (Transformer(CONFIG, ops="built") for _ in range(2))
+        assert len(built) == 2
+        assert first.ops.linear is built[0].linear
+        assert second.ops.linear is built[1].linear
+        assert (first.ops.name, first.ops.overwriting, first.ops.decoder) == ("built", None, None)
+    finally:
+        del choose_module._BACKENDS["built"]
+
+
+def test_what_a_set_replaces_is_used_in_every_step():
+    """Also in a step that writes its gradients afresh, and when a token is decoded, which the built-in sets have shortcuts for."""
+    pytest.importorskip("numba")
+    from tapeless.kernels.cpu.ops import cpu_ops
+
+    counted = Counted(REFERENCE.linear)
+    register_ops("patched", lambda: replace(cpu_ops(), linear=Op(counted.forward, counted.backward)), devices=["cpu"])
+    try:
+        model = Transformer(CONFIG, ops="patched")
+        tokens, targets = batch()
+        model.forward_backward(tokens, targets, fresh=True)
+        assert counted.backwards == 3 * CONFIG.num_layers
+        before, kv_cache = counted.forwards, model.kv_cache(len(tokens), 4)
+        model.logits(tokens[:, :1], kv_cache=kv_cache)
+        assert counted.forwards > before
+    finally:
+        del choose_module._BACKENDS["patched"]
+
+
 def test_a_set_of_ones_own_is_used(attention: Counted):
     model = Transformer(CONFIG, ops="mine")
     assert (model.ops.name, model.ops_reason) == ("mine", "asked for by name")

@@ -2,6 +2,7 @@
 
 import os
 import resource
+import sys
 from pathlib import Path
 
 import torch
@@ -69,4 +70,5 @@ def _kilobytes(path: Path, field: str) -> int:  # bytes
 
 
 def _largest() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    """Linux tells it in kilobytes, macOS in bytes."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

@@ -9,6 +9,7 @@ from typing import Any
 from tapeless.bench.device import available_bytes
 from tapeless.bench.first_step import first_steps
 from tapeless.bench.groups import groups
+from tapeless.bench.largest_batch import largest_batch
 from tapeless.bench.machine import conditions, machine
 from tapeless.bench.process import Process, environment
 from tapeless.bench.side_by_side import TURN, Progress, side_by_side
@@ -72,6 +73,13 @@ def training(name: str, task: Task, contenders: Sequence[str], how: How, *, cold
         timed = [each for each in how.tasks(task, contenders) if each.contender != FLOOR]
         result["first_steps"] = first_steps(timed, how.start, how.progress)
     return result
+
+
+def largest(name: str, task: Task, contenders: Sequence[str], how: How) -> dict[str, Any]:
+    """The largest batch that each contender can train on the device."""
+    wanted = [each for each in how.tasks(task, contenders) if each.contender != FLOOR]
+    rows = {each.label: largest_batch(each, how.start, how.progress) for each in wanted}
+    return {"kind": "largest", **described(name, task, how), "largest_batch": rows, "busy": 0.0}
 
 
 def generation(name: str, task: Task, new_tokens: int, how: How) -> dict[str, Any]:

@@ -13,7 +13,7 @@ BUSY = 0.1  # share of all cores that others had during a turn
 
 def text(result: Row) -> str:
     """Whatever was measured."""
-    return {"training": training, "generation": generation, "scaling": scaling}[result["kind"]](result)
+    return {"training": training, "generation": generation, "scaling": scaling, "largest": largest}[result["kind"]](result)
 
 
 def training(result: Row) -> str:
@@ -39,12 +39,19 @@ def scaling(result: Row) -> str:
     return f"{heading(result)}\n\n" + table(scaling_rows(result))
 
 
+def largest(result: Row) -> str:
+    rows = [("contender", "rows", "tokens")]
+    rows += [(label, f"{n:,}", f"{n * result['seq_len']:,}") for label, n in result["largest_batch"].items()]
+    return f"{heading(result)}\n\n{table(rows)}"
+
+
 def heading(result: Row) -> str:
     m, now = result["machine"], result["conditions"]
     what = {
         "training": f"{result['batch_size']}x{result['seq_len']}, one training step",
         "generation": f"{result['tokens']} tokens, one sequence, greedy",
         "scaling": "one training step at growing length and width",
+        "largest": f"the largest batch of {result['seq_len']} tokens a row",
     }[result["kind"]]
     where = now.get("gpu") or f"{m['cores']} cores of {m['cpu']}"
     return (

@@ -5,6 +5,7 @@
     tapeless bench --preset llama-tiny --cold               also the time to the first step with nothing compiled before
     tapeless bench --preset llama-tiny --generate           tokens per second of generation, against transformers
     tapeless bench --preset llama-small --scaling           ours beside the floor at growing length and width
+    tapeless bench --preset llama-124m --device cuda        on a GPU; --largest-batch finds how many rows fit there
 
 Every contender has a process of its own and its turn in every round. All start from the same weights, and their first losses
 are compared. The floor is the step's matrix products and the optimizer's bytes alone. docs/performance.md has the method.
@@ -36,6 +37,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--generate", action="store_true", help="measure generation instead of a training step")
     what.add_argument("--scaling", action="store_true", help="measure ours beside the floor at growing length and width")
+    what.add_argument(
+        "--largest-batch", action="store_true", help="find the largest batch that fits on a GPU, of each contender"
+    )
     what.add_argument("--cold", action="store_true", help="also the time to the first step, cold and warm; takes minutes")
     parser.add_argument(
         "--contenders", metavar="NAMES", help=f"who takes part, of {','.join(CONTENDERS)} (default: those that differ there)"
@@ -93,8 +97,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 def asked(args: argparse.Namespace, name: str, task: "Task", contenders: tuple[str, ...], how: "How") -> dict[str, Any]:
-    from tapeless.bench.measure import generation, scaling, training
+    from tapeless.bench.measure import generation, largest, scaling, training
 
+    if args.largest_batch:
+        if not task.train.device.startswith("cuda"):
+            raise UsageError("--largest-batch is for a GPU: a CPU's memory is shared with everything else; --device cuda")
+        return largest(name, task, contenders, how)
     if args.generate:
         return generation(name, task, args.tokens, how)
     if args.scaling:

@@ -57,15 +57,24 @@ _AUTOMATIC = {"cpu": "cpu", "cuda": "triton"}  # device type -> the set that `au
 
 
 def register_ops(
-    name: str, ops: OpSet, *, devices: Collection[str] | None = None, dtypes: Collection[str] | None = None
+    name: str,
+    ops: OpSet | Callable[[], OpSet],
+    *,
+    devices: Collection[str] | None = None,
+    dtypes: Collection[str] | None = None,
 ) -> None:
-    """Make a set of one's own selectable by name. Start from `dataclasses.replace(REFERENCE, attention=…)`."""
+    """Make a set of one's own selectable by name. Start from `dataclasses.replace(REFERENCE, attention=…)`. A set that holds
+    buffers is given as the function that builds it: each model then has its own."""
     if isinstance(devices, str) or isinstance(dtypes, str):
         raise ConfigError(f"devices and dtypes are collections of names, such as ['cpu'], got {devices!r} and {dtypes!r}")
     if name == "auto" or name in _BACKENDS:
         raise ConfigError(f"a set of ops named {name!r} is already there; choose another name")
-    named = replace(ops, name=name, overwriting=None)  # which would not have the ops that were replaced
-    _BACKENDS[name] = Backend(lambda: named, devices, dtypes)
+
+    def build() -> OpSet:
+        own = ops() if callable(ops) else ops
+        return replace(own, name=name, overwriting=None, decoder=None)  # neither would have the ops that were replaced
+
+    _BACKENDS[name] = Backend(build, devices, dtypes)
 
 
 def build(name: str, device: torch.device, dtype: str) -> OpSet:

@@ -12,7 +12,9 @@ import ctypes
 import hashlib
 import logging
 import os
+import shutil
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -27,6 +29,7 @@ from torch import Tensor
 
 log = logging.getLogger("tapeless")
 
+OLD = 90 * 24 * 3600  # seconds
 FLAGS = {"contract", "reassoc", "arcp", "afn"}
 OPTIONS = {"error_model": "numpy", "nogil": True}  # x / 0 is what IEEE says, without a test that would stop vectorising
 
@@ -40,6 +43,14 @@ def _share_threads() -> None:
         numba.config.THREADING_LAYER = "omp"
 
 
+def _forget_old(folder: Path) -> None:
+    """Each version of the sources has a folder beside the others; a new one takes those away that have long been left alone."""
+    if not folder.exists():
+        for other in folder.parent.glob("kernels-*"):
+            if time.time() - other.stat().st_mtime > OLD:
+                shutil.rmtree(other, ignore_errors=True)
+
+
 def cache_folder() -> Path:
     """Where compiled kernels of exactly these sources lie; where nothing can be kept, a folder for this process alone."""
     sources = sorted(Path(__file__).parent.glob("*.py"))
@@ -47,6 +58,7 @@ def cache_folder() -> Path:
     asked = os.environ.get("NUMBA_CACHE_DIR")
     folder = Path(asked or Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()) / "tapeless") / name
     try:
+        _forget_old(folder)
         folder.mkdir(parents=True, exist_ok=True)
         usable = os.access(folder, os.W_OK)
     except OSError:
@@ -113,14 +125,14 @@ FLOAT, BITS, HALF = ir.FloatType(), ir.IntType(32), ir.IntType(16)
 
 @intrinsic
 def wide(typingctx: Any, x: Any) -> Any:
-    """An element as float32: itself, or the bits of a bfloat16 with sixteen zeros behind them."""
+    """An element as float32: itself, or the bits of a bfloat16 with sixteen zeros behind them. A word of two stays a word."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        if x == types.float32:
+        if x in (types.float32, types.int32):
             return args[0]
         return builder.bitcast(builder.shl(builder.zext(args[0], BITS), BITS(16)), FLOAT)
 
-    return types.float32(x), codegen
+    return (types.int32 if x == types.int32 else types.float32)(x), codegen
 
 
 @intrinsic

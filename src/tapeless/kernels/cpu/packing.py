@@ -38,19 +38,7 @@ def _by_kind(plain: Any, words: Any) -> Any:
 
 
 @inlined
-def _copy_elements(x, first, count, packed, row):
-    n, D = x.shape
-    for i in range(count):
-        out = packed[i * row : (i + 1) * row]
-        out[:] = 0
-        if first + i < n:
-            source = x[first + i]
-            for d in range(D):
-                out[d] = wide(source[d])
-
-
-@inlined
-def _copy_words(x, first, count, packed, row):
+def _copy(x, first, count, packed, row):
     n, D = x.shape
     for i in range(count):
         out = packed[i * row : (i + 1) * row]
@@ -58,27 +46,17 @@ def _copy_words(x, first, count, packed, row):
         if first + i < n:
             source = x[first + i]
             for d in range(D):  # not out[:D] = source, which takes Numba two seconds more to compile
-                out[d] = source[d]
+                out[d] = wide(source[d])
 
 
 @inlined
-def _transpose_elements(x, packed, row):
+def _transpose(x, packed, row):
     n, D = x.shape
     packed[: D * row] = 0
     for i in range(n):
         source = x[i]
         for d in range(D):
             packed[d * row + i] = wide(source[d])
-
-
-@inlined
-def _transpose_words(x, packed, row):
-    n, D = x.shape
-    packed[: D * row] = 0
-    for i in range(n):
-        source = x[i]
-        for d in range(D):
-            packed[d * row + i] = source[d]
 
 
 @inlined
@@ -138,9 +116,9 @@ def _interleaved_scores(words, p, count, n, row):
     return words
 
 
-left = _by_kind(_copy_elements, _copy_words)  # (x, first, count, packed, row): rows first … of x
-right = _by_kind(_copy_elements, _interleave_words)  # (x, first, count, packed, row)
-right_transposed = _by_kind(_transpose_elements, _transpose_words)  # (x, packed, row): all of x
+left = _copy  # (x, first, count, packed, row): rows first … of x
+right = _by_kind(_copy, _interleave_words)  # (x, first, count, packed, row)
+right_transposed = _transpose  # (x, packed, row): all of x
 scores_left = _by_kind(_scores, _rounded_scores)  # (buffer, p, count, n, row) -> p as an operand, in the buffer or where it is
 scores_transposed = _by_kind(_scores, _interleaved_scores)  # (buffer, p, count, n, row) -> likewise
 steps = _by_kind(_same, _half)  # (buffer, n): how many k there are to n numbers, and how far apart rows of n numbers lie

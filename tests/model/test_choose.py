@@ -67,7 +67,7 @@ def test_a_set_that_is_built_is_each_models_own():
 
 
 def test_what_a_set_replaces_is_used_in_every_step():
-    """Also in a step that writes its gradients afresh, and when a token is decoded, which the built-in sets have shortcuts for."""
+    """Also in a step that writes its gradients afresh, and when a token is decoded: built-in sets have shortcuts for both."""
     pytest.importorskip("numba")
     from tapeless.kernels.cpu.ops import cpu_ops
 

@@ -1,4 +1,4 @@
-"""The largest batch that fits: each contender by itself on the device, more and more rows until a step fails for want of memory.
+"""The largest batch that fits: each contender by itself on the device, with more and more rows until memory is short.
 
 Rows double until a step fails; then the border is halved in until it is known to an eighth. Every try is a process of its own,
 so that nothing of the one before is left. A failure counts as too large only where a smaller batch has worked.

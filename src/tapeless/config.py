@@ -135,8 +135,11 @@ class TrainConfig:
     seed: int = option(0, "seed of weights, data order, dropout and samples")
     device: str = option("cpu", "where to train, as torch names it: cpu, cuda, mps")
     dtype: str = option(
-        "float32", "of the computation; bfloat16 keeps float32 master weights", ("float32", "bfloat16", "float64")
+        "float32",
+        "of the computation; bfloat16 keeps float32 master weights; auto: whichever of the two multiplies faster here",
+        ("auto", "float32", "bfloat16", "float64"),
     )
+    threads: int | None = option(None, "of the CPU, for torch and the kernels; default: as many as torch takes")
     ops: str = option("auto", "which set of ops")
     recompute: str = option("none", "what backward computes again to save memory", ("none", "cheap", "full"))
     deterministic: bool = option(False, "the same bits every time from a GPU's libraries too, at a cost; a CPU always has them")
@@ -158,7 +161,7 @@ class TrainConfig:
         check_types(self)
         for name in ("batch_size", "grad_accum", "log_every", "save_every", "keep_last"):
             require(getattr(self, name) >= 1, name, "at least 1", getattr(self, name))
-        for name in ("seq_len", "epochs", "max_steps"):
+        for name in ("seq_len", "epochs", "max_steps", "threads"):
             value = getattr(self, name)
             require(value is None or value >= 1, name, "at least 1", value)
         for name in ("eval_every", "eval_windows", "patience", "keep_every", "sample_every", "sample_tokens"):

@@ -24,6 +24,7 @@ FREE = {
     "dataset_path",
     "corpus",
     "tokenizer",
+    "threads",
     "deterministic",
     "out_dir",
     "eval_every",

@@ -4,6 +4,7 @@
     tapeless generate, eval   load()
 Judged by: tests/train/test_runs.py."""
 
+import logging
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, fields, replace
@@ -18,12 +19,14 @@ from tapeless.errors import CheckpointError, ConfigError
 from tapeless.kernels.repeatable import make_repeatable
 from tapeless.model.build import AnyModel, build_model
 from tapeless.train.checkpoint import Checkpoint, checkpoints, load_checkpoint, read_checkpoint, restore
+from tapeless.train.fastest import fastest_dtype
 from tapeless.train.metrics_log import MetricsLog
 from tapeless.train.rotation import remove_stale
 from tapeless.train.run_config import Change, RunConfig, check_resume, read_run_config, write_run_config
 from tapeless.train.run_dir import RunDir, RunLock, write_environment
 from tapeless.train.trainer import REDONE, Listener, Trainer, default_seq_len
 
+log = logging.getLogger("tapeless")
 Warn = Callable[[str], None]
 
 
@@ -45,12 +48,23 @@ def usable_device(name: str) -> str:
 
 
 def make_model(config: AnyModelConfig, train: TrainConfig) -> AnyModel:
-    options: dict[str, Any] = {"seed": train.seed, "device": usable_device(train.device), "dtype": train.dtype}
+    options: dict[str, Any] = {"seed": train.seed, "device": usable_device(train.device), "dtype": with_dtype(train).dtype}
+    if train.threads:
+        torch.set_num_threads(train.threads)
     if train.deterministic:
         make_repeatable()
     if not isinstance(config, SimpleLMConfig):
         options |= {"ops": train.ops, "recompute": train.recompute}
     return build_model(config, **options)
+
+
+def with_dtype(train: TrainConfig) -> TrainConfig:
+    """`auto` becomes a dtype, aloud. The run keeps what was chosen: a resume must compute as before, wherever it runs."""
+    if train.dtype != "auto":
+        return train
+    found = fastest_dtype(usable_device(train.device))
+    log.warning("dtype auto is %s: %s", found.dtype, found.reason)
+    return replace(train, dtype=found.dtype)
 
 
 def begin(
@@ -60,6 +74,7 @@ def begin(
     run = RunDir.create(out_dir)
     try:
         train_config = replace(train_config, seq_len=train_config.seq_len or default_seq_len(model_config))
+        train_config = with_dtype(train_config)
         data = prepare(train_config, model_config.vocab_size, run.path)
         config = RunConfig(
             model_config,

@@ -98,6 +98,16 @@ def test_counts_of_presets(name: str, count: int):
         assert build_model(config).num_params == count
 
 
+def test_who_only_evaluates_has_no_gradients():
+    model = Transformer(ModelConfig(max_seq_len=8))
+    tokens = torch.randint(256, (2, 8))
+    model.loss(tokens, tokens)
+    model.logits(tokens, kv_cache=model.kv_cache(2, 8))
+    assert "flat_grads" not in vars(model.store)
+    model.forward_backward(tokens, tokens)
+    assert vars(model.store)["flat_grads"].any()
+
+
 def test_tensor_parallel_halves_add_up_to_the_whole():
     """Each rank holds half of the heads and half of the middle, cut along shard_axis; outputs are summed over ranks. What is
     not cut is on every rank, so the biases that end a sublayer count once."""

@@ -5,6 +5,7 @@ everything that tells them apart reads the table. Matrices that one product read
 matrix is a view."""
 
 from collections.abc import Collection, Iterable, Mapping
+from functools import cached_property
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -141,11 +142,19 @@ class ParamStore:
         self.layout = layout
         with torch.inference_mode(False):  # such tensors would not count the writes into them
             self.flat = torch.zeros(layout.numel, dtype=master, device=device)
-            self.flat_grads = torch.zeros_like(self.flat)
             self.compute_flat = self.flat if compute == master else torch.zeros_like(self.flat, dtype=compute)
         self.params: Mapping[str, Tensor] = MappingProxyType(layout.views(self.flat))
-        self.grads: Mapping[str, Tensor] = MappingProxyType(layout.views(self.flat_grads))
         self._copied_version, self._trusted = -1, False
+
+    @cached_property
+    def flat_grads(self) -> Tensor:  # (n,)
+        """Made when they are first asked for: who only evaluates or generates has none."""
+        with torch.inference_mode(False):
+            return torch.zeros_like(self.flat)
+
+    @cached_property
+    def grads(self) -> Mapping[str, Tensor]:
+        return MappingProxyType(self.layout.views(self.flat_grads))
 
     @property
     def version(self) -> int:

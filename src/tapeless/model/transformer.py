@@ -5,6 +5,7 @@ What forward keeps is a plain record; backward takes the blocks' parts from it o
 soon as it is used. Training, evaluation and decoding all go through `_trunk`."""
 
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -117,12 +118,23 @@ class Transformer:
         if initialized:
             initialize(self.store, config.init, config.num_layers, seed)
         self._p = structured(config, self.store.layout, self.store.compute_flat)
-        self._g = structured(config, self.store.layout, self.store.flat_grads)
-        self._grad_parts = self.store.layout.parts(self.store.flat_grads)
-        self._summed_grads = self.store.layout.all_but(self.store.flat_grads, product_names(self.store.layout, config))
         make_decoder = self.ops.decoder
         self._decode = make_decoder and make_decoder(config, self.store.layout.spans, self.store.compute_flat)
         self._kept: Kept | None = None
+
+    @cached_property
+    def _g(self) -> TransformerParams:
+        return structured(self.config, self.store.layout, self.store.flat_grads)
+
+    @cached_property
+    def _grad_parts(self) -> dict[str, Tensor]:
+        """What `on_grads_ready` is handed, one after the other."""
+        return self.store.layout.parts(self.store.flat_grads)
+
+    @cached_property
+    def _summed_grads(self) -> list[Tensor]:
+        """The stretches of the gradients that do not begin as a product."""
+        return self.store.layout.all_but(self.store.flat_grads, product_names(self.store.layout, self.config))
 
     @property
     def params(self) -> Mapping[str, Tensor]:

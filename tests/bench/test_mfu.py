@@ -7,8 +7,8 @@ from tapeless.bench.task import Task
 from tapeless.config import ModelConfig, TrainConfig
 
 MODEL = ModelConfig(vocab_size=10, hidden_dim=8, num_layers=2, num_heads=2, intermediate_dim=6, max_seq_len=5)
-# for each layer 4 x 8 x 8 of attention, 3 x 6 x 8 of the feed-forward and two norms of 8; one more norm; the head of 10 x 8
-WEIGHTS = 2 * (4 * 64 + 3 * 48 + 16) + 8 + 80
+# for each layer 4 x 8 x 8 of attention and 3 x 6 x 8 of the feed-forward; the head of 10 x 8
+WEIGHTS = 2 * (4 * 64 + 3 * 48) + 80
 
 
 @pytest.mark.parametrize("tied", [False, True])
@@ -23,6 +23,7 @@ def test_flops_by_hand(tied: bool):
 def test_peaks():
     assert peak_of("NVIDIA H100 80GB HBM3") == 989e12
     assert peak_of("NVIDIA A100-SXM4-80GB") == 312e12
-    for unknown in ("NVIDIA H100 PCIe", "NVIDIA H100 NVL", "NVIDIA GeForce RTX 4090", "A1000"):
+    slower = ("NVIDIA H100 PCIe", "NVIDIA H100 NVL", "NVIDIA A100-PCIE-40GB", "NVIDIA H100 80GB HBM3 MIG 1g.10gb")
+    for unknown in (*slower, "NVIDIA GeForce RTX 4090", "A1000"):
         assert peak_of(unknown) is None
         assert utilization(Task("ours", MODEL, TrainConfig(seq_len=5)), 1.0, unknown) is None

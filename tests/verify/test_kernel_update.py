@@ -16,14 +16,14 @@ from tapeless.verify.kernel_update import update_findings
 
 def adam(p: Tensor, g: Tensor, m: Tensor, v: Tensor, copy: Tensor, pieces: Tensor, numbers: Tensor, scale: Tensor) -> None:
     """Plain torch, piece by piece."""
-    shrink, rate, beta1, beta2, correction, eps = numbers.tolist()
+    shrink, rate, one_minus_beta1, beta2, one_minus_beta2, correction, eps = numbers.tolist()
     if scale.isnan():
         return
     for first, last, decays in pieces.tolist():
         at = slice(first, last)
         d = g[at] * scale
-        m[at] = m[at] + (1 - beta1) * (d - m[at])
-        v[at] = beta2 * v[at] + (1 - beta2) * d * d
+        m[at] = m[at] + one_minus_beta1 * (d - m[at])
+        v[at] = beta2 * v[at] + one_minus_beta2 * d * d
         p[at] = p[at] * (shrink if decays else 1) - rate * m[at] / (v[at].sqrt() * correction + eps)
     copy.copy_(p)
 
@@ -47,7 +47,12 @@ def everything_decays(arguments: list[Any]) -> None:
 
 def no_correction(arguments: list[Any]) -> None:
     arguments[6] = arguments[6].clone()
-    arguments[6][4] = 1
+    arguments[6][5] = 1
+
+
+def a_rounded_beta(arguments: list[Any]) -> None:
+    arguments[6] = arguments[6].clone()
+    arguments[6][4] = 1 - arguments[6][3]
 
 
 def no_clipping(arguments: list[Any]) -> None:
@@ -68,7 +73,10 @@ def test_a_right_set_passes():
     assert [str(finding) for finding in findings if not finding.ok] == []
 
 
-@pytest.mark.parametrize("change", [everything_decays, no_correction, no_clipping, a_piece_is_left_out, a_broken_step_is_taken])
+WRONG = [everything_decays, no_correction, a_rounded_beta, no_clipping, a_piece_is_left_out, a_broken_step_is_taken]
+
+
+@pytest.mark.parametrize("change", WRONG)
 def test_a_wrong_one_is_seen(change: Callable[[list[Any]], None]):
     assert any(not finding.ok for finding in update_findings(wrong(change), "cpu"))
 

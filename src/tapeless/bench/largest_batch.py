@@ -17,24 +17,24 @@ def with_rows(task: Task, rows: int) -> Task:
     return replace(task, train=replace(task.train, batch_size=rows))
 
 
-def fits(task: Task, start: Start) -> bool:
-    """Whether two steps can be taken: a captured step has its memory with the second."""
+def obstacle(task: Task, start: Start) -> str | None:
+    """Why two steps cannot be taken, or None: a captured step has its memory with the second."""
     try:
         with start(task) as worker:
             begin(worker, Measured(task, 0))
             worker.ask("steps", count=2)
-    except WorkerError:
-        return False
-    return True
+    except WorkerError as error:
+        return str(error)
+    return None
 
 
 def largest_batch(task: Task, start: Start, progress: Progress = lambda text: None) -> int:
     """Rows; 0 where not even one row works, whatever the reason."""
     good, bad, rows = 0, MOST + 1, 1
     while good * 9 < (bad - 1) * 8 and good < MOST:
-        ok = fits(with_rows(task, rows), start)
-        progress(f"{task.label}: {rows} rows {'fit' if ok else 'do not'}")
-        good, bad = (rows, bad) if ok else (good, rows)
+        reason = obstacle(with_rows(task, rows), start)
+        progress(f"{task.label}: {rows} rows fit" if reason is None else f"{rows} rows do not: {reason}")
+        good, bad = (rows, bad) if reason is None else (good, rows)
         if good == 0:
             return 0
         rows = min(2 * rows, MOST) if bad > MOST else (good + bad) // 2

@@ -1,4 +1,4 @@
-"""The three questions of `tapeless bench`: a training step beside its peers, generation, and how ours scales.
+"""The questions of `tapeless bench`: a training step beside its peers, generation, the largest batch, and how ours scales.
 
 Each answer is a record of plain data: the machine, the model, and the summary of what was measured."""
 

@@ -103,6 +103,8 @@ def asked(args: argparse.Namespace, name: str, task: "Task", contenders: tuple[s
         if not task.train.device.startswith("cuda"):
             raise UsageError("--largest-batch is for a GPU: a CPU's memory is shared with everything else; --device cuda")
         return largest(name, task, contenders, how)
+    if args.contenders is not None and (args.generate or args.scaling):
+        raise UsageError("--contenders has no meaning here: --generate measures ours and hf, --scaling ours and the floor")
     if args.generate:
         return generation(name, task, args.tokens, how)
     if args.scaling:

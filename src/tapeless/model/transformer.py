@@ -197,26 +197,26 @@ class Transformer:
         documents: Tensor | None = None,  # (B, T) int64
         on_grads_ready: Callable[[Tensor], None] | None = None,
         fresh: bool = False,
-        checked: bool = True,
+        check: bool = True,
     ) -> Tensor:  # loss ()
         """forward and then backward, as one call: a kernel can then make the head's gradient while its logits are there.
         After an error the gradients may hold a part of this batch's.
 
         fresh: the gradients are this batch's alone, whatever they held: most need not be zeroed then, but are written.
-        checked: False leaves out every look at values, so that nothing waits for the device and the call can be captured in a
+        check: False leaves out every look at values, so that nothing waits for the device and the call can be captured in a
         graph; num_targets may then be a number on the device. Who calls it so answers for the ids and for finite numbers."""
         self._kept = None
-        if checked:
+        if check:
             self._check(tokens, targets, documents)
             check_num_targets(num_targets)
         n, kept = self._trunk(tokens, self._call(documents, self._dropout(step, first_sample)), keep=True)
         if fresh:
             kept = kept._replace(call=kept.call._replace(ops=self._fresh_grads()))
         head, options = kept.call.ops.linear_cross_entropy, self._loss_options(num_targets)
-        if checked:
+        if check:
             self._finite(n)
         loss, dn = loss_with_gradient(head, n, targets, self._p.head, self._g.head, **options)
-        if checked:
+        if check:
             self._finite(loss)
         del n
         self._trunk_backward(dn, kept, on_grads_ready)
@@ -301,7 +301,7 @@ class Transformer:
     def _trunk_backward(self, dn: Tensor, kept: Kept, on_grads_ready: Callable[[Tensor], None] | None) -> None:
         """The mirror image of `_trunk`, from the gradient of its output on: dn (B, T, C)."""
         p, g, call, c, ready = self._p, self._g, kept.call, self.config, on_grads_ready or (lambda grads: None)
-        dx = self.ops.add_norm[c.norm].backward(None, dn, kept.final_norm, *p.final_norm, *g.final_norm)
+        dx = call.ops.add_norm[c.norm].backward(None, dn, kept.final_norm, *p.final_norm, *g.final_norm)
         ready(self._grad_parts["head"])
         for i in reversed(range(c.num_layers)):
             dx = block_backward(dx, kept.blocks.pop(), p.blocks[i], g.blocks[i], call, i)
@@ -309,7 +309,7 @@ class Transformer:
         dx = drop_backward(dx, call, "embed")
         if p.positions is not None:
             dx = POSITIONS.backward(dx, None, p.positions, g.positions)
-        self.ops.embed.backward(dx, kept.embed, p.embed, g.embed)
+        call.ops.embed.backward(dx, kept.embed, p.embed, g.embed)
         ready(self._grad_parts["embed"])
 
     def _trunk(self, tokens: Tensor, call: Call, keep: bool) -> tuple[Tensor, Kept]:  # n (B, T, C)

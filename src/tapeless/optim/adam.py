@@ -64,7 +64,7 @@ class AdamW(Adam):
         """fused: a kernel that does a whole step in one pass (OpSet.adam_update)."""
         super().__init__(params, grads, **options)
         self.fused = fused
-        self._pieces = pieces(self._stretches, len(self.params)).contiguous().to(self.params.device)
+        self._pieces = pieces(self._stretches, len(self.params)).to(self.params.device)
 
     def step(self, *, scale: float = 1.0, copy: Tensor | None = None) -> bool:
         if self.fused is None:
@@ -74,14 +74,16 @@ class AdamW(Adam):
         self.fused_update(self.numbers(self.t).to(device), torch.tensor(scale, dtype=torch.float32, device=device), copy)
         return copy is not None
 
-    def numbers(self, t: int) -> Tensor:  # (6,) float32
-        """What a fused step t is computed with, beside the gradients and their scale."""
+    def numbers(self, t: int) -> Tensor:  # (7,) float32
+        """What a fused step t is computed with, beside the gradients and their scale. 1 - beta is rounded here, from float64:
+        of a beta that is rounded already, few digits would be left."""
         shrink, rate = 1 - self.lr * self.weight_decay, self.lr / (1 - self.beta1**t)
         correction = 1 / math.sqrt(1 - self.beta2**t)
-        return torch.tensor([shrink, rate, self.beta1, self.beta2, correction, self.eps], dtype=torch.float32)
+        numbers = [shrink, rate, 1 - self.beta1, self.beta2, 1 - self.beta2, correction, self.eps]
+        return torch.tensor(numbers, dtype=torch.float32)
 
     def fused_update(self, numbers: Tensor, scale: Tensor, copy: Tensor | None) -> None:
-        """The pass itself. `numbers` (6,) and `scale` () lie on the device, and nothing here waits for it."""
+        """The pass itself. `numbers` (7,) and `scale` () lie on the device, and nothing here waits for it."""
         assert self.fused is not None
         moments = self.state["exp_avg"], self.state["exp_avg_sq"]
         self.fused(self.params, self.grads, *moments, copy, self._pieces, numbers, scale)

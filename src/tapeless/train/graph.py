@@ -2,7 +2,7 @@
 
     tokens, targets, lr  ->  buffers that the graph reads
     zero, forward, backward of every micro-batch, norm, clipping, AdamW, the bfloat16 copy
-    loss, norm, whether the ids are good  ->  three numbers that the host reads back: the only wait of a step
+    loss, norm, whether the ids are good  ->  three numbers that the host reads back: the only result it waits for
 The first step of a shape runs as it is, which compiles whatever is compiled; the second captures. What would need an answer
 from the device in between is decided there: a loss or norm that is not finite, or an id outside the vocabulary, makes the
 factor of the update NaN, and the update then leaves everything as it was. The host raises afterwards, as train_step does.
@@ -10,6 +10,7 @@ Judged by: tests/train/test_graph.py."""
 
 import logging
 import math
+from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
 import torch
@@ -25,7 +26,7 @@ from tapeless.optim.flat import FlatOptimizer
 from tapeless.train.step import StepResult, micro_batches
 
 log = logging.getLogger("tapeless")
-SHAPES = 2  # graphs held at a time: each has its own activations
+SHAPES = 2  # that are captured, since each graph has its own activations; steps of any other are launched call by call
 
 
 def graphed_step(model: AnyModel, optimizer: FlatOptimizer, config: TrainConfig) -> "GraphedStep | None":
@@ -61,7 +62,7 @@ class Captured(NamedTuple):
 class GraphedStep:
     def __init__(self, model: Transformer, optimizer: AdamW, *, grad_clip: float, grad_accum: int):
         self.model, self.optimizer, self.grad_clip, self.grad_accum = model, optimizer, grad_clip, grad_accum
-        self.numbers = torch.zeros(6, dtype=torch.float32, device=model.device)
+        self.numbers = torch.zeros(7, dtype=torch.float32, device=model.device)
         self._seen: set[torch.Size] = set()
         self._captured: dict[torch.Size, Captured] = {}
 
@@ -73,18 +74,27 @@ class GraphedStep:
         lr: float,
         step: int,
     ) -> StepResult:
+        if targets.shape != tokens.shape or {tokens.dtype, targets.dtype} != {torch.int64}:
+            raise InputError(f"tokens {tuple(tokens.shape)} and targets {tuple(targets.shape)} must be int64 of one shape")
         self.optimizer.lr = lr
-        self.numbers.copy_(self.optimizer.numbers(self.optimizer.t + 1))
-        self.model.store.refresh()
-        report = self._run(tokens.to(self.model.device), targets.to(self.model.device))
-        loss, norm, good_ids = report.tolist()
+        with self._device():
+            self.numbers.copy_(self.optimizer.numbers(self.optimizer.t + 1))
+            self.model.store.refresh()
+            report = self._run(tokens.to(self.model.device), targets.to(self.model.device))
+            loss, norm, good_ids = report.tolist()
         self._judge(loss, norm, good_ids, step)
         self.optimizer.t += 1
         return StepResult(loss, norm)
 
+    def _device(self) -> AbstractContextManager[object]:
+        """A graph is captured on the current device, which need not be the model's."""
+        return torch.cuda.device(self.model.device) if self.model.device.type == "cuda" else nullcontext()
+
     def _run(self, tokens: Tensor, targets: Tensor) -> Tensor:  # (3,) float64
         shape = tokens.shape
         if shape not in self._captured and (shape not in self._seen or len(self._captured) >= SHAPES):
+            if shape in self._seen:
+                log.info("%d shapes have graphs already: a step of %d x %d is launched call by call", SHAPES, *shape)
             self._seen.add(shape)
             return self._step(tokens, targets)
         if shape not in self._captured:
@@ -112,7 +122,7 @@ class GraphedStep:
         count = (~ignored).sum().clamp_min(1).float()
         losses: list[Tensor] = []
         for x, y in micro_batches(tokens, targets, self.grad_accum):
-            losses.append(model.forward_backward(x, y, num_targets=count, fresh=not losses, checked=False))
+            losses.append(model.forward_backward(x, y, num_targets=count, fresh=not losses, check=False))
         loss = sum(losses[1:], losses[0])
         assert model.ops.grad_norm is not None
         norm = model.ops.grad_norm(model.store.flat_grads)

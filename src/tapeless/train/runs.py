@@ -47,12 +47,17 @@ def usable_device(name: str) -> str:
     return name
 
 
-def make_model(config: AnyModelConfig, train: TrainConfig) -> AnyModel:
-    options: dict[str, Any] = {"seed": train.seed, "device": usable_device(train.device), "dtype": with_dtype(train).dtype}
+def prepare_process(train: TrainConfig) -> None:
+    """What a configuration asks of the whole process, before the first product is computed in it."""
     if train.threads:
         torch.set_num_threads(train.threads)
     if train.deterministic:
         make_repeatable()
+
+
+def make_model(config: AnyModelConfig, train: TrainConfig) -> AnyModel:
+    prepare_process(train)
+    options: dict[str, Any] = {"seed": train.seed, "device": usable_device(train.device), "dtype": with_dtype(train).dtype}
     if not isinstance(config, SimpleLMConfig):
         options |= {"ops": train.ops, "recompute": train.recompute}
     return build_model(config, **options)
@@ -74,6 +79,7 @@ def begin(
     run = RunDir.create(out_dir)
     try:
         train_config = replace(train_config, seq_len=train_config.seq_len or default_seq_len(model_config))
+        prepare_process(train_config)
         train_config = with_dtype(train_config)
         data = prepare(train_config, model_config.vocab_size, run.path)
         config = RunConfig(

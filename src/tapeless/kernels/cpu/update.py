@@ -40,11 +40,12 @@ def grad_norm(
 
 
 @inlined
-def _adam(p, g, m, v, scale, shrink, rate, beta1, beta2, correction, eps):  # (n,) each
+def _adam(p, g, m, v, scale, shrink, rate, rest1, beta2, rest2, correction, eps):
+    # (n,) each; rest1 and rest2 are 1 - beta1 and 1 - beta2
     for i in range(len(p)):
         d = g[i] * scale
-        m[i] = m[i] + (ONE - beta1) * (d - m[i])
-        v[i] = beta2 * v[i] + (ONE - beta2) * d * d
+        m[i] = m[i] + rest1 * (d - m[i])
+        v[i] = beta2 * v[i] + rest2 * d * d
         p[i] = p[i] * shrink - rate * m[i] / (np.float32(sqrt(v[i])) * correction + eps)
 
 
@@ -55,13 +56,13 @@ def _round(p, copy):  # (n,) each
 
 
 @kernel
-def _adam_pieces(pieces, p, g, m, v, copy, scale, shrink, rate, beta1, beta2, correction, eps):
+def _adam_pieces(pieces, p, g, m, v, copy, scale, shrink, rate, rest1, beta2, rest2, correction, eps):
     # pieces (k, 3): from, to, whether it decays; the flat buffers (n,); copy (n,) bfloat16, or (0,)
     for k in prange(len(pieces)):
         first, last, decays = pieces[k]
         mine = p[first:last]
         factor = shrink if decays else ONE
-        _adam(mine, g[first:last], m[first:last], v[first:last], scale, factor, rate, beta1, beta2, correction, eps)
+        _adam(mine, g[first:last], m[first:last], v[first:last], scale, factor, rate, rest1, beta2, rest2, correction, eps)
         if len(copy) > 0:
             _round(mine, copy[first:last])
 
@@ -73,7 +74,7 @@ def adam_update(
     v: Tensor,  # (n,)
     copy: Tensor | None,  # (n,) bfloat16: receives p
     pieces: Tensor,  # (k, 3) int64: from, to, whether it decays
-    numbers: Tensor,  # (6,) float32: 1 - lr wd, lr / (1 - b1^t), b1, b2, 1 / (1 - b2^t)^(1/2), eps
+    numbers: Tensor,  # (7,) float32: 1 - lr wd, lr / (1 - b1^t), 1 - b1, b2, 1 - b2, 1 / (1 - b2^t)^(1/2), eps
     scale: Tensor,  # () float32, of the gradients
 ) -> None:
     buffers = (array(x) for x in (p, g, m, v))

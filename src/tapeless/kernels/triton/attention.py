@@ -12,9 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tapeless.kernels.triton.launch import contiguous, on_device
+from tapeless.kernels.triton.launch import contiguous, on_device, unit_stride
 from tapeless.ops.attention import AttentionSaved, require_matching_documents
-from tapeless.ops.op import Op
 
 LOG2E = tl.constexpr(math.log2(math.e))
 
@@ -145,10 +144,6 @@ def _blocks(q: Tensor, documents: Tensor | None) -> dict[str, object]:
     }
 
 
-def _unit_stride(x: Tensor) -> Tensor:
-    return x if x.stride(-1) == 1 else x.contiguous()
-
-
 def _sizes(q: Tensor, k: Tensor, v: Tensor) -> tuple[object, ...]:
     strides = [stride for x in (q, k, v) for stride in x.stride()[:3]]
     return *strides, q.shape[1], k.shape[1], q.shape[2], k.shape[2], q.shape[3], 1 / math.sqrt(q.shape[3])
@@ -163,7 +158,7 @@ def own_forward(
 ) -> tuple[Tensor, AttentionSaved]:  # o (B, T, H*D)
     require_matching_documents(documents, q, k)
     (B, H, T, D), G = q.shape, k.shape[1]
-    q_, k_, v_ = _unit_stride(q), _unit_stride(k), _unit_stride(v)
+    q_, k_, v_ = unit_stride(q), unit_stride(k), unit_stride(v)
     o = torch.empty(B, T, H * D, dtype=q.dtype, device=q.device)
     lse = torch.empty(B, G, H // G, T, 1, dtype=torch.float32, device=q.device)
     blocks, docs = _blocks(q, documents), lse if documents is None else contiguous(documents)
@@ -176,7 +171,7 @@ def own_backward(
     do: Tensor,  # (B, T, H*D)
     saved: AttentionSaved,
 ) -> tuple[Tensor, Tensor, Tensor]:  # dq (B, H, T, D), dk (B, G, S, D), dv (B, G, S, D)
-    q, k, v, lse = _unit_stride(saved.q), _unit_stride(saved.k), _unit_stride(saved.v), saved.lse
+    q, k, v, lse = unit_stride(saved.q), unit_stride(saved.k), unit_stride(saved.v), saved.lse
     (B, H, T, D), G, S = q.shape, k.shape[1], k.shape[2]
     dq = torch.empty(B, T, H, D, dtype=q.dtype, device=q.device)
     dk, dv = torch.empty(2, B, S, G, D, dtype=q.dtype, device=q.device)
@@ -186,6 +181,3 @@ def own_backward(
     _backward_queries[(triton.cdiv(T, blocks["ROWS"]), B * H)](q, k, v, do, lse, docs, sums, dq, *sizes, **blocks)
     _backward_keys[(triton.cdiv(S, blocks["KEYS"]), B * G)](q, k, v, do, lse, docs, sums, dk, dv, *sizes, **blocks)
     return dq.transpose(1, 2), dk.transpose(1, 2), dv.transpose(1, 2)
-
-
-OWN = Op(own_forward, own_backward)

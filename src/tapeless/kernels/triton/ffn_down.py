@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tapeless.kernels.triton.launch import contiguous, on_device
+from tapeless.kernels.triton.launch import contiguous, on_device, tanh
 from tapeless.kernels.triton.linear import add_product, linear_forward
 from tapeless.ops.ffn_down import FFNDownSaved
 from tapeless.ops.ffn_gate import GATED
@@ -27,21 +27,16 @@ BLOCK, WARPS = 2048, 4  # columns of a program
 
 
 @triton.jit
-def _tanh(x):
-    return 1.0 - 2.0 / (tl.exp(2.0 * x) + 1.0)
-
-
-@triton.jit
 def _f_df(x, KIND: tl.constexpr):
     if KIND == SILU:
         s = 1.0 / (1.0 + tl.exp(-x))
         f, df = x * s, s * (1.0 + x * (1.0 - s))
     elif KIND == GELU:
-        t = _tanh(K * x + KC * x * x * x)
+        t = tanh(K * x + KC * x * x * x)
         f = 0.5 * x * (1.0 + t)
         df = 0.5 * (1.0 + t) + 0.5 * x * (1.0 - t * t) * (K + 3.0 * KC * x * x)
     elif KIND == TANH:
-        f = _tanh(x)
+        f = tanh(x)
         df = 1.0 - f * f
     else:
         r = tl.where(x <= 0.0, 0.0, x)  # NaN is not below zero and stays

@@ -33,9 +33,19 @@ def contiguous(x: Tensor) -> Tensor:
     return x if x.is_contiguous() else x.contiguous()
 
 
+def unit_stride(x: Tensor) -> Tensor:
+    """Features side by side; the other strides may be any."""
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
 def warps(elements: int) -> int:
     """So that each thread holds about sixteen elements of a program's tile: two loads of sixteen bytes in bfloat16."""
     return max(1, min(16, triton.next_power_of_2(elements) // 512))
+
+
+@triton.jit
+def tanh(x):
+    return 1.0 - 2.0 / (tl.exp(2.0 * x) + 1.0)
 
 
 @triton.jit

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tapeless.kernels.triton.launch import on_device
+from tapeless.kernels.triton.launch import on_device, tanh
 from tapeless.kernels.triton.linear import add_product
 from tapeless.ops.cross_entropy import IGNORED
 from tapeless.ops.linear_cross_entropy import LinearCrossEntropySaved
@@ -29,7 +29,7 @@ NONE = tl.constexpr(IGNORED)
 
 @triton.jit
 def _capped(x, cap, CAP: tl.constexpr):
-    return cap * (1.0 - 2.0 / (tl.exp(2.0 * x / cap) + 1.0)) if CAP else x
+    return cap * tanh(x / cap) if CAP else x
 
 
 @triton.jit

@@ -12,12 +12,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tapeless.kernels.triton.launch import add_parts, contiguous, on_device, warps
+from tapeless.kernels.triton.launch import add_parts, contiguous, on_device, unit_stride, warps
 from tapeless.ops.op import Op
 from tapeless.ops.qkv_rope import QKVRopeSaved
 from tapeless.ops.rope import rope_tables
 
-PARTS = 1056  # programs at most, where sums over rows are asked for
+PARTS = 1056  # programs for each of q, k and v at most, where sums over rows are asked for
 TILE = 1024  # elements that a program holds at a time
 
 
@@ -76,7 +76,7 @@ def _heads_forward(
 def _heads_backward(
     dq, dk, dv, qb, qh, qt, kb, kh, kt, vb, vh, vt, qkv, wq, wk, r, cos, sin, dqkv, dw, N, T, H, G, D, half, offset,
     NORM: tl.constexpr, ROPE: tl.constexpr, ROWS: tl.constexpr, HEADS: tl.constexpr, WIDTH: tl.constexpr,
-):  # dq (B, H, T, D), dk, dv (B, G, T, D); qkv, dqkv (N, H+2G, D); r (N, H+G); dw (programs, 2, D)  # fmt: skip
+):  # dq (B, H, T, D), dk, dv (B, G, T, D); qkv, dqkv (N, H+2G, D); r (N, H+G); dw (programs, 2 D)  # fmt: skip
     which, c = tl.program_id(1), tl.arange(0, WIDTH)
     first_head, heads = _part(which, 0, H, H + G), _part(which, H, G, G)
     upstream = _part(which, dq, dk, dv)
@@ -98,10 +98,10 @@ def _heads_backward(
                 x_hi = tl.load(qkv + at + half, mask=in_hi, other=0.0).to(tl.float32) * rstd
                 dw_lo += tl.sum(lo * x_lo, 0)
                 dw_hi += tl.sum(hi * x_hi, 0)
-                n_lo = lo * tl.load(w + c, mask=c < half, other=0.0).to(tl.float32)[None, :]
-                n_hi = hi * tl.load(w + half + c, mask=half + c < D, other=0.0).to(tl.float32)[None, :]
-                against = ((tl.sum(n_lo * x_lo, 1) + tl.sum(n_hi * x_hi, 1)) / D)[:, None]
-                lo, hi = rstd * (n_lo - x_lo * against), rstd * (n_hi - x_hi * against)
+                dn_lo = lo * tl.load(w + c, mask=c < half, other=0.0).to(tl.float32)[None, :]
+                dn_hi = hi * tl.load(w + half + c, mask=half + c < D, other=0.0).to(tl.float32)[None, :]
+                against = ((tl.sum(dn_lo * x_lo, 1) + tl.sum(dn_hi * x_hi, 1)) / D)[:, None]
+                lo, hi = rstd * (dn_lo - x_lo * against), rstd * (dn_hi - x_hi * against)
         tl.store(dqkv + at, lo.to(dqkv.dtype.element_ty), mask=in_lo)
         tl.store(dqkv + at + half, hi.to(dqkv.dtype.element_ty), mask=in_hi)
     if NORM:
@@ -129,10 +129,6 @@ def _tile(H: int, G: int, D: int) -> dict[str, int]:
     heads, width = triton.next_power_of_2(max(H, G)), triton.next_power_of_2((D + 1) // 2)
     rows = max(1, TILE // (2 * heads * width))
     return {"ROWS": rows, "HEADS": heads, "WIDTH": width, "num_warps": warps(2 * rows * heads * width)}
-
-
-def _unit_stride(x: Tensor) -> Tensor:
-    return x if x.stride(-1) == 1 else x.contiguous()
 
 
 @on_device
@@ -183,7 +179,7 @@ def qkv_rope_backward(
     tables: Tables,
 ) -> Tensor:  # dqkv (B, T, (H+2G)*D)
     (B, H, T, D), G = dq.shape, dk.shape[1]
-    dq, dk, dv = _unit_stride(dq), _unit_stride(dk), _unit_stride(dv)
+    dq, dk, dv = unit_stride(dq), unit_stride(dk), unit_stride(dv)
     dqkv = torch.empty(B, T, (H + 2 * G) * D, dtype=dq.dtype, device=dq.device)
     cos, sin = (dqkv, dqkv) if theta is None else tables(D, theta, offset + T, dq.device)
     strides = [stride for x in (dq, dk, dv) for stride in x.stride()[:3]]

@@ -39,12 +39,13 @@ def grad_norm(
 
 @triton.jit
 def _adam(pieces, p, g, m, v, copy, numbers, scale, HAS_COPY: tl.constexpr, WIDTH: tl.constexpr):
-    # pieces (k, 3) int64: from, to, whether it decays; the flat buffers (n,); numbers (6,), scale () float32
+    # pieces (k, 3) int64: from, to, whether it decays; the flat buffers (n,); numbers (7,), scale () float32
     piece = pieces + tl.program_id(0) * 3
     start, end, decays = tl.load(piece), tl.load(piece + 1), tl.load(piece + 2)
     factor = tl.load(scale)
-    shrink, rate, beta1 = tl.load(numbers), tl.load(numbers + 1), tl.load(numbers + 2)
-    beta2, correction, eps = tl.load(numbers + 3), tl.load(numbers + 4), tl.load(numbers + 5)
+    shrink, rate, one_minus_beta1 = tl.load(numbers), tl.load(numbers + 1), tl.load(numbers + 2)
+    beta2, one_minus_beta2 = tl.load(numbers + 3), tl.load(numbers + 4)
+    correction, eps = tl.load(numbers + 5), tl.load(numbers + 6)
     shrink = tl.where(decays != 0, shrink, 1.0)
     if factor == factor:
         for first in range(start, end, WIDTH):
@@ -52,8 +53,8 @@ def _adam(pieces, p, g, m, v, copy, numbers, scale, HAS_COPY: tl.constexpr, WIDT
             inside = at < end
             d = tl.load(g + at, mask=inside, other=0.0) * factor
             m_ = tl.load(m + at, mask=inside, other=0.0)
-            m_ += (1.0 - beta1) * (d - m_)
-            v_ = beta2 * tl.load(v + at, mask=inside, other=0.0) + (1.0 - beta2) * d * d
+            m_ += one_minus_beta1 * (d - m_)
+            v_ = beta2 * tl.load(v + at, mask=inside, other=0.0) + one_minus_beta2 * d * d
             p_ = tl.load(p + at, mask=inside, other=0.0) * shrink - rate * m_ / (tl.sqrt(v_) * correction + eps)
             tl.store(m + at, m_, mask=inside)
             tl.store(v + at, v_, mask=inside)
@@ -70,7 +71,7 @@ def adam_update(
     v: Tensor,  # (n,)
     copy: Tensor | None,  # (n,) bfloat16: receives p
     pieces: Tensor,  # (k, 3) int64: from, to, whether it decays
-    numbers: Tensor,  # (6,) float32: 1 - lr wd, lr / (1 - b1^t), b1, b2, 1 / (1 - b2^t)^(1/2), eps
+    numbers: Tensor,  # (7,) float32: 1 - lr wd, lr / (1 - b1^t), 1 - b1, b2, 1 - b2, 1 / (1 - b2^t)^(1/2), eps
     scale: Tensor,  # () float32, of the gradients
 ) -> None:
     target = p if copy is None else copy

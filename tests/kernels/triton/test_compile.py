@@ -44,8 +44,25 @@ list(update_findings(ops, "cpu"))
 print(*sorted(compiled))
 """
 KERNELS = {
-    *("_norm_forward", "_norm_backward", "_add_parts", "_heads_forward", "_heads_backward", "_gate_forward", "_gate_backward"),
-    *("_attention_forward", "_backward_queries", "_backward_keys", "_rows", "_gather", "_scatter", "_adam", "_sums_of_squares"),
+    *(
+        "_norm_forward_kernel",
+        "_norm_backward_kernel",
+        "_add_parts_kernel",
+        "_heads_forward_kernel",
+        "_heads_backward_kernel",
+        "_gate_forward_kernel",
+        "_gate_backward_kernel",
+    ),
+    *(
+        "_attention_forward_kernel",
+        "_attention_queries_kernel",
+        "_attention_keys_kernel",
+        "_loss_kernel",
+        "_gather_kernel",
+        "_scatter_kernel",
+        "_adam_kernel",
+        "_sums_of_squares_kernel",
+    ),
 }
 
 

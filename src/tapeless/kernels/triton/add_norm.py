@@ -25,7 +25,7 @@ PARTS = 528  # programs of a backward at most: four for each multiprocessor of a
 
 
 @triton.jit
-def _norm_forward(
+def _norm_forward_kernel(
     x, delta, w, b, s, n, m, r, N, C, eps,
     HAS_DELTA: tl.constexpr, HAS_BIAS: tl.constexpr, CENTRE: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # x, delta, s, n (N, C); w, b (C,); m, r (N,)  # fmt: skip
@@ -50,7 +50,7 @@ def _norm_forward(
 
 
 @triton.jit
-def _norm_backward(
+def _norm_backward_kernel(
     ds, dy, x, m, r, w, dx, dw, db, N, C,
     HAS_DS: tl.constexpr, CENTRE: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # ds, dy, x, dx (N, C); m, r (N,); w (C,); dw, db (programs, C)  # fmt: skip
@@ -113,7 +113,7 @@ def add_norm_forward(
     r = torch.empty(*x.shape[:-1], 1, dtype=torch.float32, device=x.device)
     m = torch.empty_like(r) if centre else r
     N, C, tile = r.numel(), x.shape[-1], _tile(x.shape[-1])
-    _norm_forward[(triton.cdiv(N, tile["ROWS"]),)](
+    _norm_forward_kernel[(triton.cdiv(N, tile["ROWS"]),)](
         x, x if delta is None else contiguous(delta), w, w if b is None else b, s, n, m, r, N, C, eps,
         HAS_DELTA=delta is not None, HAS_BIAS=b is not None, CENTRE=centre, **tile,
     )  # fmt: skip
@@ -135,7 +135,7 @@ def add_norm_backward(
     N, C, tile = r.numel(), x.shape[-1], _tile_backward(x.shape[-1])
     parts = min(PARTS, triton.cdiv(N, tile["ROWS"]))
     sums = torch.empty(2 if centre else 1, parts, C, dtype=torch.float32, device=x.device)
-    _norm_backward[(parts,)](
+    _norm_backward_kernel[(parts,)](
         x if ds is None else contiguous(ds), contiguous(dn), x, saved.norm.m if centre else r, r, w, dx, sums[0], sums[-1],
         N, C, HAS_DS=ds is not None, CENTRE=centre, **tile,
     )  # fmt: skip

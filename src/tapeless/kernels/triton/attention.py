@@ -36,7 +36,7 @@ def _seen(t, s, T, S, docs, b, DOCUMENTS: tl.constexpr):
 
 
 @triton.jit
-def _attention_forward(
+def _attention_forward_kernel(
     q, k, v, o, lse, docs, qb, qh, qt, kb, kh, kt, vb, vh, vt, H, G, T, S, D, scale,
     DOCUMENTS: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, WIDTH: tl.constexpr, PRECISION: tl.constexpr,
 ):  # q (B, H, T, D), k, v (B, G, S, D), o (B, T, H, D), lse (B, H, T)  # fmt: skip
@@ -74,7 +74,7 @@ def _p_dp(query, key, value, do, norm, seen, scale, PRECISION: tl.constexpr):
 
 
 @triton.jit
-def _backward_queries(
+def _attention_queries_kernel(
     q, k, v, do, lse, docs, sums, dq, qb, qh, qt, kb, kh, kt, vb, vh, vt, H, G, T, S, D, scale,
     DOCUMENTS: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, WIDTH: tl.constexpr, PRECISION: tl.constexpr,
 ):  # do, dq (B, T, H, D); lse, sums (B, H, T)  # fmt: skip
@@ -104,7 +104,7 @@ def _backward_queries(
 
 
 @triton.jit
-def _backward_keys(
+def _attention_keys_kernel(
     q, k, v, do, lse, docs, sums, dk, dv, qb, qh, qt, kb, kh, kt, vb, vh, vt, H, G, T, S, D, scale,
     DOCUMENTS: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, WIDTH: tl.constexpr, PRECISION: tl.constexpr,
 ):  # do (B, T, H, D); lse, sums (B, H, T); dk, dv (B, S, G, D)  # fmt: skip
@@ -162,7 +162,7 @@ def own_forward(
     o = torch.empty(B, T, H * D, dtype=q.dtype, device=q.device)
     lse = torch.empty(B, G, H // G, T, 1, dtype=torch.float32, device=q.device)
     blocks, docs = _blocks(q, documents), lse if documents is None else contiguous(documents)
-    _attention_forward[(triton.cdiv(T, blocks["ROWS"]), B * H)](q_, k_, v_, o, lse, docs, *_sizes(q_, k_, v_), **blocks)
+    _attention_forward_kernel[(triton.cdiv(T, blocks["ROWS"]), B * H)](q_, k_, v_, o, lse, docs, *_sizes(q_, k_, v_), **blocks)
     return o, AttentionSaved(q, k, v, o, lse, documents)
 
 
@@ -178,6 +178,6 @@ def own_backward(
     sums, do = torch.empty_like(lse), contiguous(do)
     blocks, docs = _blocks(q, saved.documents), lse if saved.documents is None else contiguous(saved.documents)
     sizes = _sizes(q, k, v)
-    _backward_queries[(triton.cdiv(T, blocks["ROWS"]), B * H)](q, k, v, do, lse, docs, sums, dq, *sizes, **blocks)
-    _backward_keys[(triton.cdiv(S, blocks["KEYS"]), B * G)](q, k, v, do, lse, docs, sums, dk, dv, *sizes, **blocks)
+    _attention_queries_kernel[(triton.cdiv(T, blocks["ROWS"]), B * H)](q, k, v, do, lse, docs, sums, dq, *sizes, **blocks)
+    _attention_keys_kernel[(triton.cdiv(S, blocks["KEYS"]), B * G)](q, k, v, do, lse, docs, sums, dk, dv, *sizes, **blocks)
     return dq.transpose(1, 2), dk.transpose(1, 2), dv.transpose(1, 2)

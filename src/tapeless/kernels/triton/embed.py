@@ -19,7 +19,7 @@ HEIGHT = 8  # places that are added at a time
 
 
 @triton.jit
-def _gather(tokens, w, y, V, C, BLOCK: tl.constexpr):  # (N,) int64, (V, C), (N, C)
+def _gather_kernel(tokens, w, y, V, C, BLOCK: tl.constexpr):  # (N,) int64, (V, C), (N, C)
     n, c = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     token = tl.load(tokens + n)
     known = (token >= 0) & (token < V)  # who asks for another gets zeros, and nothing is read beside the table
@@ -27,7 +27,7 @@ def _gather(tokens, w, y, V, C, BLOCK: tl.constexpr):  # (N,) int64, (V, C), (N,
 
 
 @triton.jit
-def _scatter(tokens, places, dy, dw, N, C, V, HEIGHT: tl.constexpr, BLOCK: tl.constexpr):
+def _scatter_kernel(tokens, places, dy, dw, N, C, V, HEIGHT: tl.constexpr, BLOCK: tl.constexpr):
     # tokens (N,) sorted, places (N,): where each stood; dy (N, C); dw (V, C) float32
     n, c = tl.program_id(0), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     token = tl.load(tokens + n)
@@ -54,7 +54,7 @@ def embed_forward(
 ) -> tuple[Tensor, EmbedSaved]:  # y (..., C)
     V, C = w.shape
     y = torch.empty(*tokens.shape, C, dtype=w.dtype, device=w.device)
-    _gather[(tokens.numel(), triton.cdiv(C, BLOCK))](contiguous(tokens), w, y, V, C, BLOCK=BLOCK, num_warps=1)
+    _gather_kernel[(tokens.numel(), triton.cdiv(C, BLOCK))](contiguous(tokens), w, y, V, C, BLOCK=BLOCK, num_warps=1)
     return y, EmbedSaved(tokens)
 
 
@@ -70,7 +70,9 @@ def embed_backward(
     V, C = w.shape
     tokens, places = saved.tokens.reshape(-1).sort(stable=True)
     grid = (len(tokens), triton.cdiv(C, BLOCK))
-    _scatter[grid](tokens, places, contiguous(rows(dy)), dw, len(tokens), C, V, HEIGHT=HEIGHT, BLOCK=BLOCK, num_warps=WARPS)
+    _scatter_kernel[grid](
+        tokens, places, contiguous(rows(dy)), dw, len(tokens), C, V, HEIGHT=HEIGHT, BLOCK=BLOCK, num_warps=WARPS
+    )
 
 
 EMBED = Op(embed_forward, embed_backward)

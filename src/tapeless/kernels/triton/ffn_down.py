@@ -48,7 +48,9 @@ def _f_df(x, KIND: tl.constexpr):
 
 
 @triton.jit
-def _gate_forward(gate_up, h, F, KIND: tl.constexpr, IS_GATED: tl.constexpr, BLOCK: tl.constexpr):  # (N, 2F) or (N, F); (N, F)
+def _gate_forward_kernel(
+    gate_up, h, F, KIND: tl.constexpr, IS_GATED: tl.constexpr, BLOCK: tl.constexpr
+):  # (N, 2F) or (N, F); (N, F)
     n, c = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     gate = gate_up + n * (2 * F if IS_GATED else F) + c
     f, _ = _f_df(tl.load(gate, mask=c < F, other=0.0).to(tl.float32), KIND)
@@ -58,7 +60,7 @@ def _gate_forward(gate_up, h, F, KIND: tl.constexpr, IS_GATED: tl.constexpr, BLO
 
 
 @triton.jit
-def _gate_backward(dh, gate_up, dgate_up, F, KIND: tl.constexpr, IS_GATED: tl.constexpr, BLOCK: tl.constexpr):
+def _gate_backward_kernel(dh, gate_up, dgate_up, F, KIND: tl.constexpr, IS_GATED: tl.constexpr, BLOCK: tl.constexpr):
     # dh (N, F), h on return; gate_up, dgate_up (N, 2F) or (N, F)
     n, c = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     at = n * (2 * F if IS_GATED else F) + c
@@ -88,7 +90,7 @@ def ffn_down_forward(
 ) -> tuple[Tensor, FFNDownSaved]:  # y (..., C)
     F = w.shape[1]
     h = torch.empty(*gate_up.shape[:-1], F, dtype=gate_up.dtype, device=gate_up.device)
-    _launch(_gate_forward, name, h.numel() // F, F, contiguous(gate_up), h)
+    _launch(_gate_forward_kernel, name, h.numel() // F, F, contiguous(gate_up), h)
     return linear_forward(h, w, b)[0], FFNDownSaved(gate_up)
 
 
@@ -107,7 +109,7 @@ def ffn_down_backward(
     gate_up, F = contiguous(saved.gate_up), w.shape[1]
     dh = rows(dy) @ w  # (N, F)
     dgate_up = torch.empty_like(gate_up)
-    _launch(_gate_backward, name, len(dh), F, dh, gate_up, dgate_up)
+    _launch(_gate_backward_kernel, name, len(dh), F, dh, gate_up, dgate_up)
     h = dh
     if dw is not None:
         add_product(dw, rows(dy).t(), h, overwrite)

@@ -49,7 +49,7 @@ def tanh(x):
 
 
 @triton.jit
-def _add_parts(total, parts, P, C, HEIGHT: tl.constexpr, WIDTH: tl.constexpr):  # total (C,), parts (P, C)
+def _add_parts_kernel(total, parts, P, C, HEIGHT: tl.constexpr, WIDTH: tl.constexpr):  # total (C,), parts (P, C)
     c = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)
     sums = tl.zeros([HEIGHT, WIDTH], tl.float32)
     for first in range(0, P, HEIGHT):
@@ -63,4 +63,4 @@ def add_parts(
     parts: Tensor,  # (P, C) float32
 ) -> None:
     P, C = parts.shape
-    _add_parts[(triton.cdiv(C, 32),)](total, parts, P, C, HEIGHT=32, WIDTH=32, num_warps=4)
+    _add_parts_kernel[(triton.cdiv(C, 32),)](total, parts, P, C, HEIGHT=32, WIDTH=32, num_warps=4)

@@ -33,7 +33,7 @@ def _capped(x, cap, CAP: tl.constexpr):
 
 
 @triton.jit
-def _rows(
+def _loss_kernel(
     logits, targets, scale, losses, lse, V, smoothing, z_loss, cap,
     LOSS: tl.constexpr, GRADIENT: tl.constexpr, CAP: tl.constexpr, SMOOTH: tl.constexpr, WIDTH: tl.constexpr,
 ):  # logits (N, V), in place where GRADIENT; targets, losses, lse (N,); scale () float32  # fmt: skip
@@ -116,7 +116,7 @@ def _launch(
     label_smoothing: float, z_loss: float, softcap: float,
 ) -> None:  # fmt: skip
     V = logits.shape[1]
-    _rows[(len(logits),)](
+    _loss_kernel[(len(logits),)](
         logits, targets, scale, losses, lse, V, label_smoothing, z_loss, softcap,
         LOSS=loss, GRADIENT=gradient, CAP=softcap > 0, SMOOTH=label_smoothing > 0,
         WIDTH=min(WIDTH, triton.next_power_of_2(V)), num_warps=WARPS,

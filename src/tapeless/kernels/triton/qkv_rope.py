@@ -45,7 +45,7 @@ def _angles(cos, sin, t, c, half, inside):
 
 
 @triton.jit
-def _heads_forward(
+def _heads_forward_kernel(
     qkv, wq, wk, cos, sin, out, r, N, T, H, G, D, half, offset, eps,
     NORM: tl.constexpr, ROPE: tl.constexpr, ROWS: tl.constexpr, HEADS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # qkv, out (N, H+2G, D); wq, wk (D,); cos, sin (at least offset + T, D/2); r (N, H+G)  # fmt: skip
@@ -73,7 +73,7 @@ def _heads_forward(
 
 
 @triton.jit
-def _heads_backward(
+def _heads_backward_kernel(
     dq, dk, dv, qb, qh, qt, kb, kh, kt, vb, vh, vt, qkv, wq, wk, r, cos, sin, dqkv, dw, N, T, H, G, D, half, offset,
     NORM: tl.constexpr, ROPE: tl.constexpr, ROWS: tl.constexpr, HEADS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # dq (B, H, T, D), dk, dv (B, G, T, D); qkv, dqkv (N, H+2G, D); r (N, H+G); dw (programs, 2 D)  # fmt: skip
@@ -152,7 +152,7 @@ def qkv_rope_forward(
     r = torch.empty(B, T, H + G, dtype=torch.float32, device=qkv.device) if normed else cos
     wq, wk = (wq_norm, wk_norm) if normed else (heads, heads)
     tile = _tile(H, G, D)
-    _heads_forward[(triton.cdiv(B * T, tile["ROWS"]), 3)](
+    _heads_forward_kernel[(triton.cdiv(B * T, tile["ROWS"]), 3)](
         contiguous(qkv), wq, wk, cos, sin, heads, r, B * T, T, H, G, D, (D + 1) // 2, offset, eps,
         NORM=normed, ROPE=theta is not None, **tile,
     )  # fmt: skip
@@ -194,7 +194,7 @@ def qkv_rope_backward(
         qkv, wq, wk = contiguous(saved.qkv), wq_norm, wk_norm
         r = torch.cat([saved.rq, saved.rk], 1).squeeze(-1).transpose(1, 2).contiguous()  # (B, T, H+G)
         dw = torch.empty(parts, 2 * D, dtype=torch.float32, device=dq.device)
-    _heads_backward[(parts, 3)](
+    _heads_backward_kernel[(parts, 3)](
         dq, dk, dv, *strides, qkv, wq, wk, r, cos, sin, dqkv, dw, B * T, T, H, G, D, (D + 1) // 2, offset,
         NORM=saved is not None, ROPE=theta is not None, **tile,
     )  # fmt: skip

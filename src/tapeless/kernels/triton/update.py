@@ -17,7 +17,7 @@ WIDTH, WARPS = 1024, 8  # elements that a program holds at a time
 
 
 @triton.jit
-def _sums_of_squares(x, sums, N, STRETCH: tl.constexpr, WIDTH: tl.constexpr):  # (N,), (programs,) float32
+def _sums_of_squares_kernel(x, sums, N, STRETCH: tl.constexpr, WIDTH: tl.constexpr):  # (N,), (programs,) float32
     start = tl.program_id(0).to(tl.int64) * STRETCH
     total = tl.zeros([WIDTH], tl.float32)
     for first in range(0, STRETCH, WIDTH):
@@ -33,12 +33,12 @@ def grad_norm(
 ) -> Tensor:  # () float64
     programs = triton.cdiv(len(grads), STRETCH)
     sums = torch.empty(programs, dtype=torch.float32, device=grads.device)
-    _sums_of_squares[(programs,)](grads, sums, len(grads), STRETCH=STRETCH, WIDTH=WIDTH, num_warps=8)
+    _sums_of_squares_kernel[(programs,)](grads, sums, len(grads), STRETCH=STRETCH, WIDTH=WIDTH, num_warps=8)
     return sums.sum(dtype=torch.float64).sqrt()
 
 
 @triton.jit
-def _adam(pieces, p, g, m, v, copy, numbers, scale, HAS_COPY: tl.constexpr, WIDTH: tl.constexpr):
+def _adam_kernel(pieces, p, g, m, v, copy, numbers, scale, HAS_COPY: tl.constexpr, WIDTH: tl.constexpr):
     # pieces (k, 3) int64: from, to, whether it decays; the flat buffers (n,); numbers (7,), scale () float32
     piece = pieces + tl.program_id(0) * 3
     start, end, decays = tl.load(piece), tl.load(piece + 1), tl.load(piece + 2)
@@ -75,5 +75,7 @@ def adam_update(
     scale: Tensor,  # () float32, of the gradients
 ) -> None:
     target = p if copy is None else copy
-    _adam[(len(pieces),)](pieces, p, g, m, v, target, numbers, scale, HAS_COPY=copy is not None, WIDTH=WIDTH, num_warps=WARPS)
+    _adam_kernel[(len(pieces),)](
+        pieces, p, g, m, v, target, numbers, scale, HAS_COPY=copy is not None, WIDTH=WIDTH, num_warps=WARPS
+    )
     p[:0].zero_()  # torch counts the writes that it makes itself, and this one stands for all of the above

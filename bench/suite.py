@@ -23,12 +23,12 @@ CPU = {**TRAINING, **GENERATION, **SCALING}
 
 # On a GPU, in bfloat16: what one trains in there. The compiler's slowest mode takes minutes, so it is a part of its own.
 ON_GPU = "--device cuda --dtypes bfloat16 --rounds 5"
-QUICK = "--contenders ours,deterministic,compile,floor"
+QUICK, SLOW = "--contenders ours,deterministic,compile,floor", "--contenders ours,compile,max-autotune"
 CUDA = {
     "cuda-llama-tiny": f"--preset llama-tiny --batch-size 16 --seq-len 64 {ON_GPU}",
     "cuda-llama-124m": f"--preset llama-124m --batch-size 32 --seq-len 1024 {ON_GPU} {QUICK}",
     "cuda-llama-350m": f"--preset llama-350m --batch-size 16 --seq-len 1024 {ON_GPU} {QUICK}",
     "cuda-llama-1b": f"--preset llama-1b --batch-size 8 --seq-len 2048 {ON_GPU} {QUICK}",
-    "cuda-autotune-124m": f"--preset llama-124m --batch-size 32 --seq-len 1024 {ON_GPU} --contenders ours,compile,max-autotune",
+    "cuda-llama-124m-autotune": f"--preset llama-124m --batch-size 32 --seq-len 1024 {ON_GPU} {SLOW}",
 }
 PARTS = {**CPU, **CUDA}

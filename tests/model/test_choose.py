@@ -66,6 +66,12 @@ def test_a_set_that_is_built_is_each_models_own():
         del choose_module._BACKENDS["built"]
 
 
+def test_what_is_no_set_is_refused():
+    for name, ops in (("none", None), ("", REFERENCE)):
+        with pytest.raises(ConfigError, match="a name and an OpSet"):
+            register_ops(name, ops)
+
+
 def test_what_a_set_replaces_is_used_in_every_step():
     """Also in a step that writes its gradients afresh, and when a token is decoded: built-in sets have shortcuts for both."""
     pytest.importorskip("numba")

@@ -28,7 +28,7 @@ pytestmark = [
 @pytest.fixture(autouse=True)
 def _triton_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(choose, "_BACKENDS", dict(choose._BACKENDS))
-    choose.register_ops("interpreted", triton_ops(), devices=["cpu"])
+    choose._BACKENDS["interpreted"] = choose.Backend(triton_ops, ["cpu"], None)
     monkeypatch.setattr(GraphedStep, "_run", GraphedStep._step)
 
 
@@ -76,6 +76,13 @@ def test_an_id_outside_the_vocabulary_updates_nothing(which: int, bad: int):
         step(*data, lr=1e-2, step=1)
     assert all(torch.equal(a, b) for a, b in zip(before, state(step), strict=True))
     assert step.optimizer.t == 1
+
+
+def test_shapes_are_checked_before_anything_runs():
+    step, (tokens, targets) = graphed(), batch()
+    for bad in ((tokens, targets[:, :1]), (tokens[:0], targets[:0]), (tokens.int(), targets), (tokens[0], targets[0])):
+        with pytest.raises(InputError):
+            step(*bad, lr=1e-2, step=0)
 
 
 def test_a_broken_parameter_is_named_and_updates_nothing():

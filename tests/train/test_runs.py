@@ -183,3 +183,21 @@ def test_every_line_of_a_run_is_one_event(tmp_path: Path):
     for line, event in zip(run.metrics.read_bytes().splitlines(), read_metrics(run.metrics), strict=True):
         assert json.loads(line) == event
         assert {"event", "step", "time"} <= event.keys()
+
+
+def test_auto_is_resolved_and_kept(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    """A run computes as it began, wherever it goes on."""
+    asked = TrainConfig(dataset_path=str(text_file(tmp_path, 700)), dtype="auto", max_steps=2)
+    run, found, _ = begin(MODEL, asked, tmp_path / "run", [])
+    assert found.train.dtype in ("float32", "bfloat16")
+    assert f"dtype auto is {found.train.dtype}" in caplog.text
+    assert read_run_config(run.config).train.dtype == found.train.dtype
+    again, _ = resumed_configuration(run, {"dtype": "auto"})
+    assert again.train.dtype in ("float32", "bfloat16")
+
+
+def test_more_threads_than_there_are_is_a_mistake(tmp_path: Path):
+    asked = TrainConfig(dataset_path=str(text_file(tmp_path, 700)), threads=100_000)
+    with pytest.raises(ConfigError, match="this machine has"):
+        begin(MODEL, asked, tmp_path / "run", [])
+    assert not (tmp_path / "run").exists()

@@ -93,7 +93,6 @@ class Task:
 def measured(train: TrainConfig, seq_len: int) -> TrainConfig:
     """The training that every contender does: AdamW, one micro-batch a step. A small constant rate keeps any model finite; it
     costs the same time as any other."""
-    train = replace(train, dtype="float32", threads=None, deterministic=False)  # said by --dtypes, --threads, --contenders
     return replace(train, seq_len=seq_len, optimizer="adamw", grad_accum=1, lr=1e-4, min_lr=None)
 
 

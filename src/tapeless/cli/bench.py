@@ -14,7 +14,9 @@ Exit status: 0 measured, 2 the question was wrong, 3 contenders did not compute 
 
 import argparse
 import json
+import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -72,8 +74,10 @@ def run(args: argparse.Namespace) -> int:
     for flag in ("rounds", "tokens", "threads"):
         if getattr(args, flag) is not None and getattr(args, flag) < 1:
             raise UsageError(f"--{flag} must be at least 1, got {getattr(args, flag)}")
-    if not args.turn > 0:
-        raise UsageError(f"--turn must be above 0, got {args.turn}")
+    if not 0 < args.turn < float("inf"):
+        raise UsageError(f"--turn must be above 0 and finite, got {args.turn}")
+    if args.threads is not None and args.threads > (os.cpu_count() or 1):
+        raise UsageError(f"--threads {args.threads}, but this machine has {os.cpu_count()}")
     name, model, train = chosen(args)
 
     from tapeless.bench.measure import How
@@ -84,6 +88,8 @@ def run(args: argparse.Namespace) -> int:
 
     kind = usable_device(train.device).partition(":")[0]
     contenders = asked_for or USUAL.get(kind, USUAL["cpu"])
+    # What --dtypes, --threads and --contenders say here, whatever a file says for training.
+    train = replace(train, dtype="float32", threads=None, deterministic=False)
     task = Task("ours", model, measured(train, train.seq_len or default_seq_len(model)))
     result = asked(args, name, task, contenders, How(dtypes, args.rounds, args.turn, args.threads, say))
     args.status = FAILED if result.get("disagreements") else 0  # known before anything is printed, into whatever pipe

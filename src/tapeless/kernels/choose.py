@@ -67,12 +67,15 @@ def register_ops(
     buffers is given as the function that builds it: each model then has its own."""
     if isinstance(devices, str) or isinstance(dtypes, str):
         raise ConfigError(f"devices and dtypes are collections of names, such as ['cpu'], got {devices!r} and {dtypes!r}")
+    if not name or not (callable(ops) or isinstance(ops, OpSet)):
+        raise ConfigError(f"register_ops takes a name and an OpSet, or a function that builds one, got {name!r} and {ops!r}")
     if name == "auto" or name in _BACKENDS:
         raise ConfigError(f"a set of ops named {name!r} is already there; choose another name")
 
     def build() -> OpSet:
         own = ops() if callable(ops) else ops
-        return replace(own, name=name, overwriting=None, decoder=None)  # neither would have the ops that were replaced
+        # Neither shortcut would have the ops that were replaced, and nobody knows whether those wait for the device.
+        return replace(own, name=name, overwriting=None, decoder=None, capturable=False)
 
     _BACKENDS[name] = Backend(build, devices, dtypes)
 

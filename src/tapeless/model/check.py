@@ -32,6 +32,13 @@ def _check_same_shape(what: str, x: Tensor, tokens: Tensor) -> None:
         raise InputError(f"{what} have the shape {tuple(x.shape)}, tokens {tuple(tokens.shape)}; they must be equal")
 
 
+def check_shapes(tokens: Tensor, targets: Tensor) -> None:
+    """What can be said of a batch without a look at its values."""
+    _check_ids("tokens", tokens, tokens.device)
+    _check_ids("targets", targets, targets.device)
+    _check_same_shape("targets", targets, tokens)
+
+
 def check_tokens(tokens: Tensor, vocab_size: int, device: torch.device) -> None:
     _check_ids("tokens", tokens, device)
     _check_range("token", tokens, (tokens < 0) | (tokens >= vocab_size), vocab_size)

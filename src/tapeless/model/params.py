@@ -181,7 +181,8 @@ class ParamStore:
         return None if self.compute_flat is self.flat else self.compute_flat
 
     def copied(self) -> None:
-        """The optimizer has written `copy` too, and counts its writes."""
+        """The optimizer has written `copy` too, and counts its writes. From here on only counted writes are seen: one that goes
+        around the count, a fused optimizer of torch's among them, must not be mixed with this."""
         self._copied_version, self._trusted = self.version, True
 
     def raise_if_non_finite(self) -> None:

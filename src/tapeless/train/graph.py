@@ -19,6 +19,7 @@ from torch import Tensor
 from tapeless.config import TrainConfig
 from tapeless.errors import InputError, NonFiniteError
 from tapeless.model.build import AnyModel
+from tapeless.model.check import check_shapes
 from tapeless.model.transformer import Transformer
 from tapeless.ops.cross_entropy import IGNORED
 from tapeless.optim.adam import AdamW
@@ -74,8 +75,7 @@ class GraphedStep:
         lr: float,
         step: int,
     ) -> StepResult:
-        if targets.shape != tokens.shape or {tokens.dtype, targets.dtype} != {torch.int64}:
-            raise InputError(f"tokens {tuple(tokens.shape)} and targets {tuple(targets.shape)} must be int64 of one shape")
+        check_shapes(tokens, targets)
         self.optimizer.lr = lr
         with self._device():
             self.numbers.copy_(self.optimizer.numbers(self.optimizer.t + 1))

@@ -5,6 +5,7 @@
 Judged by: tests/train/test_runs.py."""
 
 import logging
+import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, fields, replace
@@ -50,6 +51,9 @@ def usable_device(name: str) -> str:
 def prepare_process(train: TrainConfig) -> None:
     """What a configuration asks of the whole process, before the first product is computed in it."""
     if train.threads:
+        cores = os.cpu_count() or 1
+        if train.threads > cores:
+            raise ConfigError(f"threads = {train.threads}, but this machine has {cores}; --threads {cores} at most")
         torch.set_num_threads(train.threads)
     if train.deterministic:
         make_repeatable()
@@ -102,7 +106,7 @@ def resumed_configuration(run: RunDir, overrides: Mapping[str, Any]) -> tuple[Ru
     of_model = {name: value for name, value in overrides.items() if name in architecture}
     of_train = {name: value for name, value in overrides.items() if name not in of_model}
     model = replace(before.model, **of_model)
-    train = checked("train", {**set_fields(before.train), **of_train}, "--override")
+    train = with_dtype(checked("train", {**set_fields(before.train), **of_train}, "--override"))
     now = RunConfig(model, train, before.data)
     return now, check_resume(before, now, overrides.keys())
 

@@ -84,7 +84,7 @@ LISTED = (
         "num_targets=grad_accum * valid_targets(y),",
     ),
     Mutant("7", "accumulation without 1/k", STEP, "num_targets=num_targets,", "num_targets=None,"),
-    Mutant("8", "gradients not zeroed", STEP, "    model.zero_grads()\n", ""),
+    Mutant("8", "gradients not zeroed", STEP, "fresh=not losses", "fresh=False"),
     Mutant(
         "9",
         "dW transposed (square)",
@@ -192,8 +192,8 @@ LISTED = (
         "38a",
         "tied weight: the head's contribution only",
         TRANSFORMER,
-        "self.ops.embed.backward(dx, kept.embed, p.embed, g.embed)",
-        "self.ops.embed.backward(dx, kept.embed, p.embed, None if c.tie_embeddings else g.embed)",
+        "call.ops.embed.backward(dx, kept.embed, p.embed, g.embed)",
+        "call.ops.embed.backward(dx, kept.embed, p.embed, None if c.tie_embeddings else g.embed)",
     ),
     Mutant(
         "38b",

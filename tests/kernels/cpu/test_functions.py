@@ -48,3 +48,12 @@ def test_relatives(function, truth):
     x = np.concatenate([np.linspace(-30, 30, 100_001), [np.inf, -np.inf]]).astype(np.float32)
     assert np.max(np.abs(applied(function, x) - truth(x.astype(np.float64)))) < 3e-7
     assert np.isnan(applied(function, np.array([np.nan], np.float32))).all()
+
+
+@pytest.mark.parametrize("size", [1e-6, 1e-3, 0.1, 0.1999, 0.2001, 0.5, 3.0, 20.0])
+def test_tanh_is_right_in_relation_to_itself(size: float):
+    """Where it is small too: a difference of two numbers near 1 would leave few digits."""
+    x = np.linspace(-size, size, 2001, dtype=np.float32)
+    found = np.array([tanh(each) for each in x])
+    true = np.tanh(x.astype(np.float64))
+    assert np.all(np.abs(found - true) <= 1.5e-6 * np.abs(true))

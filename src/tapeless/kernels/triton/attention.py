@@ -40,14 +40,14 @@ def _attention_forward_kernel(
     q, k, v, o, lse, docs, qb, qh, qt, kb, kh, kt, vb, vh, vt, H, G, T, S, D, scale,
     DOCUMENTS: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, WIDTH: tl.constexpr, PRECISION: tl.constexpr,
 ):  # q (B, H, T, D), k, v (B, G, S, D), o (B, T, H, D), lse (B, H, T)  # fmt: skip
-    b, h = (tl.program_id(1) // H).to(tl.int64), tl.program_id(1) % H
+    b, h = (tl.program_id(0) // H).to(tl.int64), tl.program_id(0) % H
     g = h // (H // G)
-    t, c = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, WIDTH)
+    t, c = tl.program_id(1) * ROWS + tl.arange(0, ROWS), tl.arange(0, WIDTH)
     query = _tile(q, b * qb, h * qh, qt, t, c, T, D)
     top = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     out = tl.zeros([ROWS, WIDTH], tl.float32)
-    for first in range(0, tl.minimum(S, (tl.program_id(0) + 1) * ROWS + S - T), KEYS):
+    for first in range(0, tl.minimum(S, (tl.program_id(1) + 1) * ROWS + S - T), KEYS):
         s = first + tl.arange(0, KEYS)
         z = tl.dot(query, tl.trans(_tile(k, b * kb, g * kh, kt, s, c, S, D)), input_precision=PRECISION) * scale
         z = tl.where(_seen(t, s, T, S, docs, b, DOCUMENTS), z, float("-inf"))
@@ -78,13 +78,13 @@ def _attention_queries_kernel(
     q, k, v, do, lse, docs, sums, dq, qb, qh, qt, kb, kh, kt, vb, vh, vt, H, G, T, S, D, scale,
     DOCUMENTS: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, WIDTH: tl.constexpr, PRECISION: tl.constexpr,
 ):  # do, dq (B, T, H, D); lse, sums (B, H, T)  # fmt: skip
-    b, h = (tl.program_id(1) // H).to(tl.int64), tl.program_id(1) % H
+    b, h = (tl.program_id(0) // H).to(tl.int64), tl.program_id(0) % H
     g = h // (H // G)
-    t, c = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, WIDTH)
+    t, c = tl.program_id(1) * ROWS + tl.arange(0, ROWS), tl.arange(0, WIDTH)
     query = _tile(q, b * qb, h * qh, qt, t, c, T, D)
     upstream = _tile(do, b * T * H * D, h * D, H * D, t, c, T, D)
     norm = tl.load(lse + (b * H + h) * T + t, mask=t < T, other=0.0)
-    end = tl.minimum(S, (tl.program_id(0) + 1) * ROWS + S - T)
+    end = tl.minimum(S, (tl.program_id(1) + 1) * ROWS + S - T)
     against = tl.zeros([ROWS], tl.float32)
     for first in range(0, end, KEYS):
         s = first + tl.arange(0, KEYS)
@@ -108,11 +108,11 @@ def _attention_keys_kernel(
     q, k, v, do, lse, docs, sums, dk, dv, qb, qh, qt, kb, kh, kt, vb, vh, vt, H, G, T, S, D, scale,
     DOCUMENTS: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, WIDTH: tl.constexpr, PRECISION: tl.constexpr,
 ):  # do (B, T, H, D); lse, sums (B, H, T); dk, dv (B, S, G, D)  # fmt: skip
-    b, g = (tl.program_id(1) // G).to(tl.int64), tl.program_id(1) % G
-    s, c = tl.program_id(0) * KEYS + tl.arange(0, KEYS), tl.arange(0, WIDTH)
+    b, g = (tl.program_id(0) // G).to(tl.int64), tl.program_id(0) % G
+    s, c = tl.program_id(1) * KEYS + tl.arange(0, KEYS), tl.arange(0, WIDTH)
     key, value = _tile(k, b * kb, g * kh, kt, s, c, S, D), _tile(v, b * vb, g * vh, vt, s, c, S, D)
     key_sum, value_sum = tl.zeros([KEYS, WIDTH], tl.float32), tl.zeros([KEYS, WIDTH], tl.float32)
-    start = tl.maximum(0, tl.program_id(0) * KEYS + T - S) // ROWS * ROWS
+    start = tl.maximum(0, tl.program_id(1) * KEYS + T - S) // ROWS * ROWS
     for h in range(g * (H // G), (g + 1) * (H // G)):
         for first in range(start, T, ROWS):
             t = first + tl.arange(0, ROWS)
@@ -162,7 +162,7 @@ def own_forward(
     o = torch.empty(B, T, H * D, dtype=q.dtype, device=q.device)
     lse = torch.empty(B, G, H // G, T, 1, dtype=torch.float32, device=q.device)
     blocks, docs = _blocks(q, documents), lse if documents is None else contiguous(documents)
-    _attention_forward_kernel[(triton.cdiv(T, blocks["ROWS"]), B * H)](q_, k_, v_, o, lse, docs, *_sizes(q_, k_, v_), **blocks)
+    _attention_forward_kernel[(B * H, triton.cdiv(T, blocks["ROWS"]))](q_, k_, v_, o, lse, docs, *_sizes(q_, k_, v_), **blocks)
     return o, AttentionSaved(q, k, v, o, lse, documents)
 
 
@@ -178,6 +178,6 @@ def own_backward(
     sums, do = torch.empty_like(lse), contiguous(do)
     blocks, docs = _blocks(q, saved.documents), lse if saved.documents is None else contiguous(saved.documents)
     sizes = _sizes(q, k, v)
-    _attention_queries_kernel[(triton.cdiv(T, blocks["ROWS"]), B * H)](q, k, v, do, lse, docs, sums, dq, *sizes, **blocks)
-    _attention_keys_kernel[(triton.cdiv(S, blocks["KEYS"]), B * G)](q, k, v, do, lse, docs, sums, dk, dv, *sizes, **blocks)
+    _attention_queries_kernel[(B * H, triton.cdiv(T, blocks["ROWS"]))](q, k, v, do, lse, docs, sums, dq, *sizes, **blocks)
+    _attention_keys_kernel[(B * G, triton.cdiv(S, blocks["KEYS"]))](q, k, v, do, lse, docs, sums, dk, dv, *sizes, **blocks)
     return dq.transpose(1, 2), dk.transpose(1, 2), dv.transpose(1, 2)

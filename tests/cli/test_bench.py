@@ -4,6 +4,8 @@ import json
 
 import pytest
 
+from tapeless.bench import task
+from tapeless.cli import bench
 from tapeless.cli.main import main
 
 QUICK = ["--preset", "llama-tiny", "--batch-size", "2", "--seq-len", "16", "--rounds", "1", "--turn", "0.05", "--threads", "1"]
@@ -64,3 +66,9 @@ def test_a_mistake_is_one_line_and_status_2(capsys: pytest.CaptureFixture, words
     assert says in err
     assert err.count("\n") == 1
     assert out == ""
+
+
+def test_the_command_knows_every_contender():
+    """It has a list of its own, since --help must not import torch."""
+    assert set(bench.CONTENDERS) == set(task.CONTENDERS)
+    assert set(bench.DTYPES) == set(task.DTYPES)

@@ -10,7 +10,7 @@ from tapeless.bench.device import is_cuda
 from tapeless.bench.floor import Floor
 from tapeless.bench.hf import HFGeneration, HFLoss, build_hf, load_library
 from tapeless.bench.peer import build_peer
-from tapeless.bench.task import COMPILED, FLOOR, OURS, PEERS, REPEATABLE, Task
+from tapeless.bench.task import COMPILED, FLOOR, OUR_OWN, OURS, PEERS, REPEATABLE, Task
 from tapeless.bench.weights import fill
 from tapeless.config import ModelConfig, Sampling, TrainConfig
 from tapeless.errors import ConfigError
@@ -149,7 +149,7 @@ def our_model(task: Task) -> AnyModel:
 def load_libraries(task: Task) -> None:
     """Import everything first: the memory of a model is what comes on top of its libraries, whoever's they are."""
     c: TrainConfig = task.train
-    if task.contender in (OURS, REPEATABLE):
+    if task.contender in OUR_OWN:
         choose(c.ops, torch.device(c.device), c.dtype)
     elif task.contender in PEERS:
         import_module("torch._dynamo")  # which torch.optim loads with its first optimizer
@@ -167,10 +167,9 @@ def build(task: Task) -> Contender:
         if task.contender not in generators:
             raise ConfigError(f"{task.contender} does not generate; ours and hf do")
         return generators[task.contender](task)
-    if task.contender == OURS:
-        return Ours(task)
     if task.contender == REPEATABLE:
         make_repeatable()
+    if task.contender in OUR_OWN:
         return Ours(task)
     if task.contender == FLOOR:
         return Floor(task)

@@ -5,7 +5,7 @@ Judged by: tests/bench/test_groups.py."""
 
 from collections.abc import Callable, Sequence
 
-from tapeless.bench.task import FLOOR, OURS, REPEATABLE, Task, num_params
+from tapeless.bench.task import FLOOR, OUR_OWN, OURS, Task, num_params
 from tapeless.config import ModelConfig
 from tapeless.model.memory import saved_bytes
 
@@ -24,7 +24,7 @@ def estimated_bytes(task: Task) -> int:
     if task.new_tokens or not isinstance(c, ModelConfig):
         return PROCESS + weights
     kept = sum(saved_bytes(c, task.train.batch_size, task.seq_len, "none", "float32").values())
-    return PROCESS + weights + (kept if task.contender in (OURS, REPEATABLE) else kept * 3 // 2 + 3 * 4 * logits)
+    return PROCESS + weights + (kept if task.contender in OUR_OWN else kept * 3 // 2 + 3 * 4 * logits)
 
 
 def groups(tasks: Sequence[Task], room: int, size: Callable[[Task], int] = estimated_bytes) -> list[list[Task]]:

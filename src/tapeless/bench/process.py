@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
-from tapeless.bench.task import OURS, REPEATABLE, Task
+from tapeless.bench.task import OUR_OWN, Task
 from tapeless.errors import TapelessError
 
 COMMAND = (sys.executable, "-m", "tapeless.bench.worker")
@@ -28,7 +28,7 @@ def environment(task: Task, threads: int | None, caches: str | None = None) -> d
     """Ours runs in the environment of the `tapeless` command, the others with torch's defaults: a peer can be twice as slow
     where its threads are told to wait in another way. caches: a folder for whatever is compiled, instead of the usual ones."""
     result = dict(os.environ)
-    if task.contender not in (OURS, REPEATABLE):
+    if task.contender not in OUR_OWN:
         for name in WAITING:
             result.pop(name, None)
     if threads:

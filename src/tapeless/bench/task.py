@@ -12,6 +12,7 @@ from tapeless.errors import ConfigError
 from tapeless.model.params import count_params, transformer_specs
 
 OURS, REPEATABLE, FLOOR = "ours", "deterministic", "floor"
+OUR_OWN = (OURS, REPEATABLE)  # the trainer's step, in both of its forms
 COMPILED = {"compile": "default", "reduce-overhead": "reduce-overhead", "max-autotune": "max-autotune"}  # torch.compile's modes
 PEERS = ("eager", *COMPILED, "hf")
 CONTENDERS = (OURS, REPEATABLE, *PEERS, FLOOR)

@@ -8,6 +8,7 @@ Embeddings are N(0, 0.02^2) in all three, norms 1, biases 0."""
 
 import hashlib
 import math
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -43,5 +44,10 @@ def initial_values(spec: ParamSpec, scheme: str, num_layers: int, seed: int) -> 
 
 
 def initialize(store: ParamStore, scheme: str, num_layers: int, seed: int) -> None:
-    for name, spec in store.layout.specs.items():
-        store.params[name].copy_(initial_values(spec, scheme, num_layers, seed))
+    """In threads: torch draws on one core, and lets go of Python meanwhile."""
+
+    def fill(spec: ParamSpec) -> None:
+        store.params[spec.name].copy_(initial_values(spec, scheme, num_layers, seed))
+
+    with ThreadPoolExecutor(torch.get_num_threads()) as threads:
+        list(threads.map(fill, store.layout.specs.values()))

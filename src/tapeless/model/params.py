@@ -142,7 +142,7 @@ class ParamStore:
         self.layout = layout
         with torch.inference_mode(False):  # such tensors would not count the writes into them
             self.flat = torch.zeros(layout.numel, dtype=master, device=device)
-            self.compute_flat = self.flat if compute == master else torch.zeros_like(self.flat, dtype=compute)
+            self.compute_flat = self.flat if compute == master else torch.empty_like(self.flat, dtype=compute)
         self.params: Mapping[str, Tensor] = MappingProxyType(layout.views(self.flat))
         self._copied_version, self._trusted = -1, False
 

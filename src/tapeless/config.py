@@ -136,8 +136,9 @@ class TrainConfig:
     device: str = option("cpu", "where to train, as torch names it: cpu, cuda, mps")
     dtype: str = option(
         "float32",
-        "of the computation; bfloat16 keeps float32 master weights; auto: whichever of the two multiplies faster here",
-        ("auto", "float32", "bfloat16", "float64"),
+        "of the computation; bfloat16 keeps float32 master weights, and so does fp8, whose blocks multiply in eight bits on "
+        "GPUs that can; auto: float32 or bfloat16, whichever multiplies faster here",
+        ("auto", "float32", "bfloat16", "fp8", "float64"),
     )
     threads: int | None = option(None, "of the CPU, for torch and the kernels; default: as many as torch takes")
     ops: str = option("auto", "which set of ops")

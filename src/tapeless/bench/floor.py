@@ -54,7 +54,7 @@ def flops(c: AnyModelConfig, tokens: int) -> int:
 
 
 def optimizer_bytes(c: AnyModelConfig, dtype: str) -> int:
-    return num_params(c) * (7 * 4 + (2 if dtype == "bfloat16" else 0))
+    return num_params(c) * (7 * 4 + (0 if dtype == "float32" else 2))
 
 
 class Buffers(NamedTuple):

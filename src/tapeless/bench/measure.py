@@ -14,7 +14,7 @@ from tapeless.bench.machine import conditions, machine
 from tapeless.bench.process import Process, environment
 from tapeless.bench.side_by_side import TURN, Progress, side_by_side
 from tapeless.bench.summary import summary
-from tapeless.bench.task import FLOOR, OURS, PROMPT, Task, num_params
+from tapeless.bench.task import FLOOR, OUR_OWN, OURS, PROMPT, Task, num_params
 from tapeless.config import ModelConfig
 from tapeless.errors import ConfigError
 
@@ -44,7 +44,13 @@ class How:
         return summary(found)
 
     def tasks(self, task: Task, contenders: Sequence[str]) -> list[Task]:
-        return [task.by(contender, dtype) for dtype in self.dtypes for contender in contenders]
+        """Every contender in every dtype it has: fp8 is ours alone."""
+        return [
+            task.by(contender, dtype)
+            for dtype in self.dtypes
+            for contender in contenders
+            if dtype != "fp8" or contender in OUR_OWN
+        ]
 
     def start(self, task: Task, caches: str | None = None) -> Process:
         return Process(task, environment(task, self.threads, caches))

@@ -18,7 +18,7 @@ PEERS = ("eager", *COMPILED, "hf")
 CONTENDERS = (OURS, REPEATABLE, *PEERS, FLOOR)
 GPU_ONLY = (REPEATABLE, "reduce-overhead", "max-autotune")
 USUAL = {"cpu": (OURS, "eager", "compile", "hf", FLOOR), "cuda": (OURS, REPEATABLE, "eager", *COMPILED, FLOOR)}
-DTYPES = ("float32", "bfloat16")
+DTYPES = ("float32", "bfloat16", "fp8")
 PROMPT = 16  # tokens that a generation continues
 
 
@@ -41,6 +41,8 @@ class Task:
             raise ConfigError(f"{self.contender} differs from its plain form on a GPU alone; leave it out, or --device cuda")
         if self.train.dtype not in DTYPES:
             raise ConfigError(f"dtype {self.train.dtype!r} is not measured; {nearest(self.train.dtype, DTYPES)}")
+        if self.train.dtype == "fp8" and self.contender not in OUR_OWN:
+            raise ConfigError(f"{self.contender} has no fp8; it is measured in bfloat16, beside ours in fp8")
         if getattr(self.model, "dropout", 0):
             raise ConfigError(
                 "contenders draw dropout masks in their own ways, so that losses could not be compared; --dropout 0"
@@ -65,7 +67,7 @@ class Task:
 
     @property
     def compute(self) -> torch.dtype:
-        return torch.bfloat16 if self.train.dtype == "bfloat16" else torch.float32
+        return torch.float32 if self.train.dtype == "float32" else torch.bfloat16
 
     def by(self, contender: str, dtype: str) -> "Task":
         return replace(self, contender=contender, train=replace(self.train, dtype=dtype))

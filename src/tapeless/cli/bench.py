@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 HELP = "measure a training step against PyTorch and transformers"
 FAILED = 3
 CONTENDERS = ("ours", "deterministic", "eager", "compile", "reduce-overhead", "max-autotune", "hf", "floor")
-DTYPES = ("float32", "bfloat16")
+DTYPES, USUAL_DTYPES = ("float32", "bfloat16", "fp8"), "float32,bfloat16"
 FIELDS = ("batch_size", "seq_len", "device", "ops", "recompute", "grad_clip", "weight_decay", "seed")
 
 
@@ -47,7 +47,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--contenders", metavar="NAMES", help=f"who takes part, of {','.join(CONTENDERS)} (default: those that differ there)"
     )
     parser.add_argument(
-        "--dtypes", default=",".join(DTYPES), metavar="NAMES", help=f"of the computation (default {','.join(DTYPES)})"
+        "--dtypes",
+        default=USUAL_DTYPES,
+        metavar="NAMES",
+        help=f"of {', '.join(DTYPES)} (default {USUAL_DTYPES}; fp8 is ours alone)",
     )
     parser.add_argument("--rounds", type=int, default=5, metavar="N", help="turns that each contender has (default 5)")
     parser.add_argument("--turn", type=float, default=1.0, metavar="S", help="about how long a turn lasts, seconds (default 1)")

@@ -22,7 +22,7 @@ log = logging.getLogger("tapeless")
 class Backend(NamedTuple):
     build: Callable[[], OpSet]  # a model's own set: it may hold buffers
     devices: Collection[str] | None  # torch device types it runs on; None: any
-    dtypes: Collection[str] | None  # names of dtypes it computes in; None: any
+    dtypes: Collection[str] | None  # names of dtypes it computes in; None: any that torch computes in by itself, not fp8
 
 
 class Choice(NamedTuple):
@@ -48,12 +48,26 @@ def _triton_ops() -> OpSet:
     return triton_ops()
 
 
+def _fp8_ops() -> OpSet:
+    if torch.cuda.get_device_capability() < FP8_CAPABILITY:
+        raise MissingError(
+            f"dtype fp8 needs a GPU that multiplies in it (Ada, Hopper or newer), not {torch.cuda.get_device_name()}"
+        )
+    _triton_ops()  # which says what is missing
+    from tapeless.kernels.triton.ops import fp8_ops
+
+    return fp8_ops()
+
+
 _BACKENDS: dict[str, Backend] = {
     "reference": Backend(lambda: REFERENCE, None, None),
     "cpu": Backend(_cpu_ops, ("cpu",), ("float32", "bfloat16")),
     "triton": Backend(_triton_ops, ("cuda",), ("float32", "bfloat16")),
+    "triton-fp8": Backend(_fp8_ops, ("cuda",), ("fp8",)),
 }
 _AUTOMATIC = {"cpu": "cpu", "cuda": "triton"}  # device type -> the set that `auto` takes there
+PLAIN_DTYPES = ("float32", "bfloat16", "float64")
+FP8_CAPABILITY = (8, 9)
 
 
 def register_ops(
@@ -83,6 +97,8 @@ def register_ops(
 def build(name: str, device: torch.device, dtype: str) -> OpSet:
     backend = _BACKENDS[name]
     for what, have, can in (("device", device.type, backend.devices), ("dtype", dtype, backend.dtypes)):
+        if have == "fp8" and can is None:
+            can = PLAIN_DTYPES
         if can is not None and have not in can:
             raise MissingError(f"ops {name!r} cannot run with {what} {have}; it has {', '.join(sorted(can))}")
     return backend.build()
@@ -100,6 +116,8 @@ def choose(request: str, device: torch.device, dtype: str) -> Choice:
 
 
 def _automatic(device: torch.device, dtype: str) -> Choice:
+    if dtype == "fp8":  # asked for by name, so that no other precision may quietly take its place
+        return Choice(build("triton-fp8", device, dtype), "products in eight bits, the head's in bfloat16")
     name = _AUTOMATIC.get(device.type)
     if name is None:
         return Choice(REFERENCE, f"plain torch: there are no built-in kernels for {device.type}")

@@ -22,6 +22,7 @@ ALIGNMENT = 64  # elements: two cache lines of bfloat16, four of float32; vector
 DTYPES = {
     "float32": (torch.float32, torch.float32),
     "bfloat16": (torch.float32, torch.bfloat16),
+    "fp8": (torch.float32, torch.bfloat16),  # bfloat16 with products of eight bits inside
     "float64": (torch.float64, torch.float64),
     "complex128": (torch.complex128, torch.complex128),
 }

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tapeless.config import SimpleLMConfig
-from tapeless.errors import OrderError
+from tapeless.errors import ConfigError, OrderError
 from tapeless.model.chain import Chain, layer
 from tapeless.model.check import check_num_targets, check_targets, check_tokens, check_upstream
 from tapeless.model.params import count_params
@@ -32,6 +32,8 @@ class SimpleLM:
         dtype: str = "float32",
         initialized: bool = True,
     ):
+        if dtype == "fp8":
+            raise ConfigError("fp8 is for the blocks of a transformer, and SimpleLM has none; --dtype bfloat16")
         V, C, F = config.vocab_size, config.hidden_dim, config.intermediate_dim
         self.config, self.seed, self.dtype, self.device = config, seed, dtype, torch.device(device)
         self.ops = REFERENCE  # whose ops the chain below names one by one

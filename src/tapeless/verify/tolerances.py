@@ -18,7 +18,7 @@ MODEL_BFLOAT16, MODEL_BFLOAT16_COSINE = 2e-2, 0.9995  # L2, all gradients togeth
 MODEL_BFLOAT16_TENSOR = 0.5  # L2, each: rounding stays far below, a gradient that is missing or doubled does not
 
 # Before a run: one tensor at the run's own depth, where rounding adds up (worst seen 5e-6 and 0.16); a wrong formula gives 1.
-FIRST_BATCH = {"float64": 1e-10, "float32": 1e-3, "bfloat16": 0.5}
+FIRST_BATCH = {"float64": 1e-10, "float32": 1e-3, "bfloat16": 0.5, "fp8": 0.7}
 
 HUGGING_FACE = 1e-6  # L3, float64 (transformers computes norms and softmax in float32 inside)
 HUGGING_FACE_FLOAT32 = 1e-5  # L3, L2-norm

@@ -28,7 +28,7 @@ def compile_only(self, *args, grid, warmup, **options):
 
 JITFunction.run = compile_only
 
-from tapeless.kernels.triton.ops import triton_ops
+from tapeless.kernels.triton.ops import fp8_ops, triton_ops
 from tapeless.verify.cases import cases_of
 from tapeless.verify.kernel_update import update_findings
 
@@ -41,6 +41,17 @@ for case in cases_of(ops):
         _, saved = case.forward(point)
         case.backward(upstream, saved, point, case.new_dparams(point))
 list(update_findings(ops, "cpu"))
+
+x, w, dy = (torch.zeros(64, width, dtype=torch.bfloat16) for width in (256, 128, 64))
+for op in fp8_ops().ffn_down.values():
+    gate_up = x if op.forward.keywords["name"] in ("swiglu", "geglu") else x[:, :128]
+    _, saved = op.forward(gate_up, w, None)
+    dgate_up = op.backward(dy, saved, w, None, torch.zeros(64, 128), None)
+linear = fp8_ops().linear
+_, saved = linear.forward(dy, x.t(), None)
+linear.backward(x, saved, x.t(), None, None, None)
+dq, dk = (torch.zeros(2, heads, 32, 64, dtype=torch.bfloat16) for heads in (4, 2))
+fp8_ops().qkv_rope.backward(dq, dk, dk, None, None, None, None, None, theta=1e4)
 print(*sorted(compiled))
 """
 KERNELS = {
@@ -63,6 +74,8 @@ KERNELS = {
         "_adam_kernel",
         "_sums_of_squares_kernel",
     ),
+    *("_rows_kernel", "_columns_kernel", "_gradient_kernel", "_fp8_gate_forward_kernel", "_fp8_gate_backward_kernel"),
+    "_fp8_heads_backward_kernel",
 }
 
 

@@ -27,7 +27,7 @@ BLOCK, WARPS = 2048, 4  # columns of a program
 
 
 @triton.jit
-def _f_df(x, KIND: tl.constexpr):
+def f_df(x, KIND: tl.constexpr):
     if KIND == SILU:
         s = 1.0 / (1.0 + tl.exp(-x))
         f, df = x * s, s * (1.0 + x * (1.0 - s))
@@ -53,7 +53,7 @@ def _gate_forward_kernel(
 ):  # (N, 2F) or (N, F); (N, F)
     n, c = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     gate = gate_up + n * (2 * F if IS_GATED else F) + c
-    f, _ = _f_df(tl.load(gate, mask=c < F, other=0.0).to(tl.float32), KIND)
+    f, _ = f_df(tl.load(gate, mask=c < F, other=0.0).to(tl.float32), KIND)
     if IS_GATED:
         f *= tl.load(gate + F, mask=c < F, other=0.0).to(tl.float32)
     tl.store(h + n * F + c, f.to(h.dtype.element_ty), mask=c < F)
@@ -65,7 +65,7 @@ def _gate_backward_kernel(dh, gate_up, dgate_up, F, KIND: tl.constexpr, IS_GATED
     n, c = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     at = n * (2 * F if IS_GATED else F) + c
     d = tl.load(dh + n * F + c, mask=c < F, other=0.0).to(tl.float32)
-    f, df = _f_df(tl.load(gate_up + at, mask=c < F, other=0.0).to(tl.float32), KIND)
+    f, df = f_df(tl.load(gate_up + at, mask=c < F, other=0.0).to(tl.float32), KIND)
     if IS_GATED:
         up = tl.load(gate_up + at + F, mask=c < F, other=0.0).to(tl.float32)
         tl.store(dgate_up + at + F, (d * f).to(dh.dtype.element_ty), mask=c < F)

@@ -6,6 +6,9 @@ from types import MappingProxyType
 from tapeless.kernels.triton.add_norm import add_norm, norm
 from tapeless.kernels.triton.embed import EMBED
 from tapeless.kernels.triton.ffn_down import ffn_down
+from tapeless.kernels.triton.fp8_ffn_down import fp8_ffn_down
+from tapeless.kernels.triton.fp8_linear import fp8_linear
+from tapeless.kernels.triton.fp8_qkv_rope import fp8_qkv_rope
 from tapeless.kernels.triton.library_attention import attention
 from tapeless.kernels.triton.linear import linear
 from tapeless.kernels.triton.linear_cross_entropy import linear_cross_entropy
@@ -38,5 +41,25 @@ def triton_ops() -> OpSet:
             linear=linear(overwrite=True),
             ffn_down=MappingProxyType(ffn_down(overwrite=True)),
             linear_cross_entropy=linear_cross_entropy(overwrite=True),
+        ),
+    )
+
+
+def fp8_ops() -> OpSet:
+    """The four matrices of every block in eight bits. The head stays in sixteen: its logits are where rounding is seen."""
+    ops, qkv_rope = triton_ops(), fp8_qkv_rope()
+    assert ops.overwriting is not None
+    return replace(
+        ops,
+        name="triton-fp8",
+        qkv_rope=qkv_rope,
+        linear=fp8_linear(),
+        ffn_down=MappingProxyType(fp8_ffn_down()),
+        overwriting=replace(
+            ops.overwriting,
+            name="triton-fp8",
+            qkv_rope=qkv_rope,
+            linear=fp8_linear(overwrite=True),
+            ffn_down=MappingProxyType(fp8_ffn_down(overwrite=True)),
         ),
     )

@@ -22,7 +22,7 @@ TILE = 1024  # elements that a program holds at a time
 
 
 @triton.jit
-def _part(which, q, k, v):
+def one_of(which, q, k, v):
     """One of three, by a number that all threads of a program share."""
     return q if which == 0 else (k if which == 1 else v)
 
@@ -39,7 +39,7 @@ def _places(n0, heads, first_head, all_heads, N, D, half, ROWS: tl.constexpr, HE
 
 
 @triton.jit
-def _angles(cos, sin, t, c, half, inside):
+def angles(cos, sin, t, c, half, inside):
     at = t[:, None] * half + c[None, :]
     return tl.load(cos + at, mask=inside, other=0.0), tl.load(sin + at, mask=inside, other=0.0)
 
@@ -50,8 +50,8 @@ def _heads_forward_kernel(
     NORM: tl.constexpr, ROPE: tl.constexpr, ROWS: tl.constexpr, HEADS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # qkv, out (N, H+2G, D); wq, wk (D,); cos, sin (at least offset + T, D/2); r (N, H+G)  # fmt: skip
     which, c = tl.program_id(1), tl.arange(0, WIDTH)
-    first_head = _part(which, 0, H, H + G)
-    heads = _part(which, H, G, G)
+    first_head = one_of(which, 0, H, H + G)
+    heads = one_of(which, H, G, G)
     n, head, at, in_lo, in_hi = _places(tl.program_id(0) * ROWS, heads, first_head, H + 2 * G, N, D, half, ROWS, HEADS, WIDTH)
     lo = tl.load(qkv + at, mask=in_lo, other=0.0).to(tl.float32)
     hi = tl.load(qkv + at + half, mask=in_hi, other=0.0).to(tl.float32)
@@ -66,7 +66,7 @@ def _heads_forward_kernel(
             lo = (lo * rstd[:, None] * w_lo).to(element).to(tl.float32)
             hi = (hi * rstd[:, None] * w_hi).to(element).to(tl.float32)
         if ROPE:
-            cosine, sine = _angles(cos, sin, offset + n % T, c, half, in_lo)
+            cosine, sine = angles(cos, sin, offset + n % T, c, half, in_lo)
             lo, hi = lo * cosine - hi * sine, hi * cosine + lo * sine
     tl.store(out + at, lo.to(out.dtype.element_ty), mask=in_lo)
     tl.store(out + at + half, hi.to(out.dtype.element_ty), mask=in_hi)
@@ -78,9 +78,9 @@ def _heads_backward_kernel(
     NORM: tl.constexpr, ROPE: tl.constexpr, ROWS: tl.constexpr, HEADS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # dq (B, H, T, D), dk, dv (B, G, T, D); qkv, dqkv (N, H+2G, D); r (N, H+G); dw (programs, 2 D)  # fmt: skip
     which, c = tl.program_id(1), tl.arange(0, WIDTH)
-    first_head, heads = _part(which, 0, H, H + G), _part(which, H, G, G)
-    upstream = _part(which, dq, dk, dv)
-    of_b, of_h, of_t = _part(which, qb, kb, vb), _part(which, qh, kh, vh), _part(which, qt, kt, vt)
+    first_head, heads = one_of(which, 0, H, H + G), one_of(which, H, G, G)
+    upstream = one_of(which, dq, dk, dv)
+    of_b, of_h, of_t = one_of(which, qb, kb, vb), one_of(which, qh, kh, vh), one_of(which, qt, kt, vt)
     dw_lo, dw_hi = tl.zeros([WIDTH], tl.float32), tl.zeros([WIDTH], tl.float32)
     for first in range(tl.program_id(0) * ROWS, N, tl.num_programs(0) * ROWS):
         n, head, at, in_lo, in_hi = _places(first, heads, first_head, H + 2 * G, N, D, half, ROWS, HEADS, WIDTH)
@@ -89,7 +89,7 @@ def _heads_backward_kernel(
         hi = tl.load(source + half, mask=in_hi, other=0.0).to(tl.float32)
         if which < 2:
             if ROPE:
-                cosine, sine = _angles(cos, sin, offset + n % T, c, half, in_lo)
+                cosine, sine = angles(cos, sin, offset + n % T, c, half, in_lo)
                 lo, hi = lo * cosine + hi * sine, hi * cosine - lo * sine
             if NORM:
                 w = wq if which == 0 else wk

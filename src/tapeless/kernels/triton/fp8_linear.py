@@ -1,0 +1,118 @@
+"""Linear map with all three products in eight bits: y = x w' by rows, dx = dy w and dw += dy' x by columns (fp8_cast.py).
+
+Sums are float32 in the tensor cores: in the short form that they have for the forward, in full for gradients. Sizes that are no
+multiple of 16, which the library asks for, go to linear.py; so do the few rows of a decoding step.
+Formulas: ops/linear.py. Judged by: tests/kernels/triton/test_fp8.py."""
+
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from tapeless.kernels.triton.fp8_cast import Gradient, Rows, as_gradient, in_columns, in_rows
+from tapeless.kernels.triton.linear import linear_backward, linear_forward
+from tapeless.ops.linear import LinearSaved
+from tapeless.ops.op import Op
+
+MULTIPLE = 16
+
+
+class Fp8LinearSaved(NamedTuple):
+    """Rows of x. A recompute policy finds no x in it to drop: it is half of x's bytes already."""
+
+    rows: Rows
+    shape: torch.Size  # of x
+
+
+def fits(x: Tensor, w: Tensor) -> bool:  # (..., I), (O, I)
+    return not any(size % MULTIPLE for size in (x.numel() // x.shape[-1], *w.shape))
+
+
+def product(
+    a: Tensor,  # (M, K) in eight bits
+    b: Tensor,  # (N, K) in eight bits
+    inverse_a: Tensor,  # () or (M, 1) float32
+    inverse_b: Tensor,  # () or (N, 1) float32
+    dtype: torch.dtype,
+    *,
+    short_sums: bool = False,
+    out: Tensor | None = None,  # (M, N)
+) -> Tensor:  # (M, N): a b'
+    if not a.is_cuda:  # kernels in the interpreter
+        exact = ((a.float() * inverse_a) @ (b.float() * inverse_b).t()).to(dtype)
+        return exact if out is None else out.copy_(exact)
+    scales = (inverse_a, inverse_b if inverse_b.dim() == 0 else inverse_b.t())
+    if out is None:
+        return torch._scaled_mm(a, b.t(), *scales, out_dtype=dtype, use_fast_accum=short_sums)
+    return torch._scaled_mm(a, b.t(), *scales, out_dtype=dtype, use_fast_accum=short_sums, out=out)
+
+
+def by_rows(
+    x: Rows,  # (N, I)
+    w: Tensor,  # (O, I)
+    b: Tensor | None,  # (O,)
+) -> Tensor:  # y (N, O)
+    rows = in_rows(w)
+    y = product(x.values, rows.values, x.inverse, rows.inverse, w.dtype, short_sums=True)
+    return y if b is None else y.add_(b)
+
+
+def by_columns(
+    dy: Gradient,  # (N, O)
+    w: Tensor,  # (O, I)
+) -> Tensor:  # dx (N, I)
+    rows = in_rows(w)
+    return product(dy.rows, in_columns(*rows), dy.inverse, rows.largest, w.dtype)
+
+
+def add_gradients(
+    dy: Gradient,  # (N, O)
+    columns: Tensor,  # (I, N) e4m3: x
+    inverse: Tensor,  # () float32
+    dw: Tensor | None,  # (O, I)  accumulated into, or overwritten
+    db: Tensor | None,  # (O,)  accumulated into
+    overwrite: bool,
+) -> None:
+    if dw is not None and overwrite:
+        product(dy.columns, columns, dy.inverse, inverse, dw.dtype, out=dw)
+    elif dw is not None:
+        dw += product(dy.columns, columns, dy.inverse, inverse, dw.dtype)
+    if db is not None:
+        ones = torch.ones(MULTIPLE, columns.shape[1], dtype=torch.float32, device=columns.device).to(columns.dtype)
+        db += product(dy.columns, ones, dy.inverse, torch.ones_like(inverse), db.dtype)[:, 0]
+
+
+def fp8_linear_forward(
+    x: Tensor,  # (..., I)
+    w: Tensor,  # (O, I)
+    b: Tensor | None,  # (O,)
+) -> tuple[Tensor, LinearSaved | Fp8LinearSaved]:  # y (..., O)
+    if not fits(x, w):
+        return linear_forward(x, w, b)
+    rows = in_rows(x)
+    return by_rows(rows, w, b).view(*x.shape[:-1], len(w)), Fp8LinearSaved(rows, x.shape)
+
+
+def fp8_linear_backward(
+    dy: Tensor | Gradient,  # (..., O)
+    saved: LinearSaved | Fp8LinearSaved,
+    w: Tensor,  # (O, I)
+    b: Tensor | None,  # (O,)
+    dw: Tensor | None,  # (O, I)  accumulated into, or overwritten
+    db: Tensor | None,  # (O,)  accumulated into
+    *,
+    overwrite: bool,
+) -> Tensor:  # dx (..., I)
+    if isinstance(saved, LinearSaved):
+        if isinstance(dy, Gradient):  # from an op that does not see the size which was at fault
+            dy = (dy.rows.to(w.dtype) * dy.inverse.to(w.dtype)).view(*saved.x.shape[:-1], len(w))
+        return linear_backward(dy, saved, w, b, dw, db, overwrite=overwrite)
+    d = dy if isinstance(dy, Gradient) else as_gradient(dy)
+    if dw is not None or db is not None:
+        add_gradients(d, in_columns(*saved.rows), saved.rows.largest, dw, db, overwrite)
+    return by_columns(d, w).view(saved.shape)
+
+
+def fp8_linear(*, overwrite: bool = False) -> Op:
+    return Op(fp8_linear_forward, partial(fp8_linear_backward, overwrite=overwrite))

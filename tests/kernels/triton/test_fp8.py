@@ -13,6 +13,7 @@ from tapeless.kernels.triton.fp8_cast import Gradient, as_gradient, gradient_sca
 from tapeless.kernels.triton.fp8_ffn_down import Fp8FFNDownSaved, fp8_ffn_down
 from tapeless.kernels.triton.fp8_linear import Fp8LinearSaved, fp8_linear
 from tapeless.kernels.triton.fp8_qkv_rope import fp8_qkv_rope
+from tapeless.kernels.triton.linear import linear
 from tapeless.kernels.triton.qkv_rope import qkv_rope
 from tapeless.ops.linear import LINEAR, LinearSaved
 from tapeless.verify.finding import distance
@@ -22,7 +23,7 @@ DEVICE, DTYPE = ("cuda", torch.bfloat16) if ON_GPU else ("cpu", torch.float32)
 # Relative, in the L2 norm: of one operand, and of the product of an activation and a weight, or of a gradient and either. The
 # interpreter rounds to eight bits more coarsely than hardware does; a wrong formula gives 1.
 CUT = 1 if ON_GPU else 4
-ROUNDED, FORWARD, BACKWARD = 0.03 * CUT, 0.04 * CUT, 0.07 * CUT
+ROUNDED, FORWARD, BACKWARD = 0.03 * CUT, 0.045 * CUT, 0.07 * CUT
 
 
 def exact(*shape: int, seed: int = 0) -> Tensor:
@@ -127,14 +128,14 @@ def test_linear_of_ordinary_numbers():
 @pytest.mark.parametrize(("N", "O", "I"), [(15, 32, 32), (16, 20, 32), (16, 32, 24), (1, 16, 16)])
 def test_sizes_that_do_not_fit_stay_in_sixteen_bits(N: int, O: int, I: int):
     x, w, dy = ordinary(N, I), ordinary(O, I, seed=1), ordinary(N, O, seed=2)
-    op, dw, plain_dw = fp8_linear(), *torch.zeros(2, O, I, device=DEVICE)
+    op, plain, dw, plain_dw = fp8_linear(), linear(), *torch.zeros(2, O, I, device=DEVICE)
     y, saved = op.forward(x, w, None)
     dx = op.backward(dy, saved, w, None, dw, None)
-    plain, kept = LINEAR.forward(x, w, None)
+    plain_y, plain_saved = plain.forward(x, w, None)
     assert isinstance(saved, LinearSaved)
-    torch.testing.assert_close(y, plain)
-    torch.testing.assert_close(dx, LINEAR.backward(dy, kept, w, None, plain_dw, None))
-    torch.testing.assert_close(dw, plain_dw)
+    assert torch.equal(y, plain_y)
+    assert torch.equal(dx, plain.backward(dy, plain_saved, w, None, plain_dw, None))
+    assert torch.equal(dw, plain_dw)
 
 
 @pytest.mark.parametrize("name", sorted(fp8_ffn_down()))

@@ -24,9 +24,9 @@ from tapeless.kernels.triton.fp8_cast import (
     empty_gradient,
     empty_rows,
     gradient_scale,
-    store_both,
+    store_columns,
+    store_gradient,
     store_rows,
-    to_e5m2,
 )
 from tapeless.kernels.triton.fp8_linear import add_gradients, by_columns, by_rows, fits
 from tapeless.kernels.triton.launch import contiguous, on_device, warps
@@ -65,15 +65,12 @@ def _fp8_gate_backward_kernel(
     at = n.to(tl.int64)[:, None] * width + c[None, :]
     d = tl.load(dh + n.to(tl.int64)[:, None] * F + c[None, :], mask=inside, other=0.0).to(tl.float32)
     f, df = f_df(tl.load(gate_up + at, mask=inside, other=0.0).to(tl.float32), KIND)
-    # Beyond column F the first half of rows would run into the second: those columns are cut off by their number.
-    first = tl.where(c < F, c, width)
     if IS_GATED:
         up = tl.load(gate_up + at + F, mask=inside, other=0.0).to(tl.float32)
-        store_both(to_e5m2(d * f * scale), n, F + c, N, width, rows, columns)
+        store_gradient(d * f * scale, n, F + c, inside, N, width, rows, columns)
         f, df = f * up, df * up
-    store_both(to_e5m2(d * df * scale), n, first, N, width, rows, columns)
-    transposed = tl.trans((f / tl.load(largest)).to(tl.float8e4nv))
-    tl.store(h + c.to(tl.int64)[:, None] * N + n[None, :], transposed, mask=tl.trans(inside))
+    store_gradient(d * df * scale, n, c, inside, N, width, rows, columns)
+    store_columns(f / tl.load(largest), n, c, inside, N, h)
 
 
 @on_device

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tapeless.kernels.triton.fp8_cast import ROWS, Gradient, empty_gradient, gradient_scale, store_both, to_e5m2
+from tapeless.kernels.triton.fp8_cast import ROWS, Gradient, empty_gradient, gradient_scale, store_gradient
 from tapeless.kernels.triton.launch import on_device, unit_stride, warps
 from tapeless.kernels.triton.qkv_rope import Tables, angles, one_of, qkv_rope_backward, qkv_rope_forward
 from tapeless.ops.op import Op
@@ -36,9 +36,8 @@ def _fp8_heads_backward_kernel(
         cosine = tl.where(turns, cosine, 1.0)
         lo, hi = lo * cosine + hi * sine, hi * cosine - lo * sine
     width = (H + 2 * G) * D
-    # A column beyond the head is another head's: such columns get a number that is beyond them all.
-    store_both(to_e5m2(lo * scale), n, tl.where(c < half, head * D + c, width), N, width, rows, columns)
-    store_both(to_e5m2(hi * scale), n, tl.where(half + c < D, head * D + half + c, width), N, width, rows, columns)
+    store_gradient(lo * scale, n, head * D + c, in_lo, N, width, rows, columns)
+    store_gradient(hi * scale, n, head * D + half + c, in_hi, N, width, rows, columns)
 
 
 @on_device

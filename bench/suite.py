@@ -21,14 +21,20 @@ SCALING = {
 }
 CPU = {**TRAINING, **GENERATION, **SCALING}
 
-# On a GPU, in bfloat16: what one trains in there. The compiler's slowest mode takes minutes, so it is a part of its own.
-ON_GPU = "--device cuda --dtypes bfloat16 --rounds 5"
-QUICK, SLOW = "--contenders ours,deterministic,compile,floor", "--contenders ours,compile,max-autotune"
+# On a GPU, in bfloat16, what one trains in there, and ours in fp8. The compiler's slowest mode takes minutes, so it is a part of its own.
+ON_GPU = "--device cuda --rounds 5 --dtypes"
+SMALL, MEDIUM, LARGE = (
+    "--preset llama-124m --batch-size 32 --seq-len 1024",
+    "--preset llama-350m --batch-size 16 --seq-len 1024",
+    "--preset llama-1b --batch-size 8 --seq-len 2048",
+)
 CUDA = {
-    "cuda-llama-tiny": f"--preset llama-tiny --batch-size 16 --seq-len 64 {ON_GPU}",
-    "cuda-llama-124m": f"--preset llama-124m --batch-size 32 --seq-len 1024 {ON_GPU} {QUICK}",
-    "cuda-llama-350m": f"--preset llama-350m --batch-size 16 --seq-len 1024 {ON_GPU} {QUICK}",
-    "cuda-llama-1b": f"--preset llama-1b --batch-size 8 --seq-len 2048 {ON_GPU} {QUICK}",
-    "cuda-llama-124m-autotune": f"--preset llama-124m --batch-size 32 --seq-len 1024 {ON_GPU} {SLOW}",
+    "cuda-llama-tiny": f"--preset llama-tiny --batch-size 16 --seq-len 64 {ON_GPU} bfloat16",
+    "cuda-llama-124m": f"{SMALL} {ON_GPU} bfloat16,fp8 --contenders ours,deterministic,compile,floor",
+    "cuda-llama-350m": f"{MEDIUM} {ON_GPU} bfloat16,fp8 --contenders ours,compile,floor",
+    "cuda-llama-1b": f"{LARGE} {ON_GPU} bfloat16,fp8 --contenders ours,compile,floor",
+    "cuda-llama-124m-autotune": f"{SMALL} {ON_GPU} bfloat16 --contenders ours,compile,max-autotune",
+    "cuda-kernels": f"{SMALL} {ON_GPU} bfloat16,fp8 --kernels",
+    "cuda-largest": f"{SMALL} {ON_GPU} bfloat16,fp8 --largest-batch --contenders ours,compile",
 }
 PARTS = {**CPU, **CUDA}

@@ -9,12 +9,13 @@ from typing import Any
 from tapeless.bench.device import available_bytes
 from tapeless.bench.first_step import first_steps
 from tapeless.bench.groups import groups
+from tapeless.bench.kernel_profile import kernel_profile
 from tapeless.bench.largest_batch import largest_batch
 from tapeless.bench.machine import conditions, machine
 from tapeless.bench.process import Process, environment
 from tapeless.bench.side_by_side import TURN, Progress, side_by_side
 from tapeless.bench.summary import summary
-from tapeless.bench.task import FLOOR, OUR_OWN, OURS, PROMPT, Task, num_params
+from tapeless.bench.task import FLOOR, OURS, PROMPT, Task, num_params
 from tapeless.config import ModelConfig
 from tapeless.errors import ConfigError
 
@@ -49,7 +50,7 @@ class How:
             task.by(contender, dtype)
             for dtype in self.dtypes
             for contender in contenders
-            if dtype != "fp8" or contender in OUR_OWN
+            if dtype != "fp8" or contender == OURS
         ]
 
     def start(self, task: Task, caches: str | None = None) -> Process:
@@ -86,6 +87,17 @@ def largest(name: str, task: Task, contenders: Sequence[str], how: How) -> dict[
     wanted = [each for each in how.tasks(task, contenders) if each.contender != FLOOR]
     rows = {each.label: largest_batch(each, how.start, how.progress) for each in wanted}
     return {"kind": "largest", **described(name, task, how), "largest_batch": rows, "busy": 0.0}
+
+
+def kernels(name: str, task: Task, how: How) -> dict[str, Any]:
+    """Where our own step spends its time on a GPU, in each dtype."""
+    if not isinstance(task.model, ModelConfig) or task.model.norm_placement != "pre":
+        raise ConfigError(f"{name}: bytes are known of a transformer with the norm before each sublayer")
+    profiles = []
+    for dtype in how.dtypes:
+        how.progress(f"kernels in {dtype}")
+        profiles.append(kernel_profile(task.by(OURS, dtype)))
+    return {"kind": "kernels", **described(name, task, how), "profiles": profiles, "busy": 0.0}
 
 
 def generation(name: str, task: Task, new_tokens: int, how: How) -> dict[str, Any]:

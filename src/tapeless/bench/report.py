@@ -13,7 +13,8 @@ BUSY = 0.1  # share of all cores that others had during a turn
 
 def text(result: Row) -> str:
     """Whatever was measured."""
-    return {"training": training, "generation": generation, "scaling": scaling, "largest": largest}[result["kind"]](result)
+    by_kind = {"training": training, "generation": generation, "scaling": scaling, "largest": largest, "kernels": kernels}
+    return by_kind[result["kind"]](result)
 
 
 def training(result: Row) -> str:
@@ -45,12 +46,34 @@ def largest(result: Row) -> str:
     return f"{heading(result)}\n\n{table(rows)}"
 
 
+def kernels(result: Row) -> str:
+    return "\n\n".join([heading(result), *(kernel_table(profile) for profile in result["profiles"])])
+
+
+def kernel_table(profile: Row) -> str:
+    rows = [("kernel", "calls", "ms", "of the step", "GB", "TB/s", "of a copy")]
+    for name, k in profile["kernels"].items():
+        known = k["bytes"] is not None
+        moved = (
+            (f"{k['bytes'] / 1e9:.2f}", f"{k['bytes'] / k['seconds'] / 1e12:.2f}", f"{k['of_copy']:.0%}")
+            if known
+            else ("",) * 3
+        )
+        share = f"{k['seconds'] / profile['step_s']:.1%}"
+        rows.append((name.strip("_"), f"{k['calls']:.0f}", f"{1e3 * k['seconds']:.3f}", share, *moved))
+    gaps = profile["gaps_s"]
+    rows.append(("gaps", "", f"{1e3 * gaps:.3f}", f"{gaps / profile['step_s']:.1%}", "", "", ""))
+    rows.append(("a step", "", f"{1e3 * profile['step_s']:.3f}", "100.0%", "", "", ""))
+    return f"{profile['dtype']}; a copy reaches {profile['copy_bytes_per_s'] / 1e12:.2f} TB/s\n{table(rows)}"
+
+
 def heading(result: Row) -> str:
     m, now = result["machine"], result["conditions"]
     what = {
         "training": f"{result['batch_size']}x{result['seq_len']}, one training step",
         "generation": f"{result['tokens']} tokens, one sequence, greedy",
         "scaling": "one training step at growing length and width",
+        "kernels": f"{result['batch_size']}x{result['seq_len']}, a training step kernel by kernel",
         "largest": f"the largest batch of {result['seq_len']} tokens a row",
     }[result["kind"]]
     where = now.get("gpu") or f"{m['cores']} cores of {m['cpu']}"

@@ -42,6 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument(
         "--largest-batch", action="store_true", help="find the largest batch that fits on a GPU, of each contender"
     )
+    what.add_argument("--kernels", action="store_true", help="show where our own step spends its time on a GPU")
     what.add_argument("--cold", action="store_true", help="also the time to the first step, cold and warm; takes minutes")
     parser.add_argument(
         "--contenders", metavar="NAMES", help=f"who takes part, of {','.join(CONTENDERS)} (default: those that differ there)"
@@ -106,8 +107,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 def asked(args: argparse.Namespace, name: str, task: "Task", contenders: tuple[str, ...], how: "How") -> dict[str, Any]:
-    from tapeless.bench.measure import generation, largest, scaling, training
+    from tapeless.bench.measure import generation, kernels, largest, scaling, training
 
+    if args.kernels:
+        if not task.train.device.startswith("cuda"):
+            raise UsageError("--kernels is for a GPU; --device cuda")
+        return kernels(name, task, how)
     if args.largest_batch:
         if not task.train.device.startswith("cuda"):
             raise UsageError("--largest-batch is for a GPU: a CPU's memory is shared with everything else; --device cuda")

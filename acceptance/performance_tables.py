@@ -7,10 +7,10 @@ from pathlib import Path
 from textwrap import fill
 from typing import Any
 
-from tapeless.bench.report import MIB, contender_rows, floor_rows, part_rows, scaling_rows
+from tapeless.bench.report import MIB, contender_rows, floor_rows, kernel_rows, part_rows, scaling_rows
 
 sys.path.append(str(Path(__file__).resolve().parent.parent / "bench"))
-from suite import CUDA, GENERATION, RESULTS, SCALING, TRAINING
+from suite import CUDA, CURVE, GENERATION, RESULTS, SCALING, TRAINING
 
 WIDTH = 128
 PEERS = ("eager", "compile")  # the ones to beat; transformers is shown beside them
@@ -64,32 +64,54 @@ def overview() -> str:
     return markdown(rows) + ("\n" + measured_where(last) if last else "")
 
 
+def comparison(result: dict[str, Any], where: str = "") -> Iterator[str]:
+    """Every contender, where its memory goes, and the floor, each where there is one."""
+    title = f"{result['name']}{where}: {result['parameters']:,} parameters"
+    yield f"### {title}, {result['batch_size']}x{result['seq_len']}\n"
+    yield markdown(contender_rows(result))
+    yield "Peak memory by part, MiB:\n"
+    yield markdown(part_rows(result["contenders"]))
+    floors = floor_rows(result)
+    if len(floors) > 1:
+        yield markdown(floors)
+    yield from (f"{fill(f'Left out: {reason}', WIDTH)}\n" for reason in result["left_out"].values())
+
+
 def models() -> str:
-    """Every contender of every model, where its memory goes, and the floor."""
-    blocks = []
-    for result in results(list(TRAINING)):
-        blocks.append(
-            f"### {result['name']}: {result['parameters']:,} parameters, {result['batch_size']}x{result['seq_len']}\n"
-        )
-        blocks.append(markdown(contender_rows(result)))
-        blocks.append("Peak memory by part, MiB:\n")
-        blocks.append(markdown(part_rows(result["contenders"])))
-        blocks.append(markdown(floor_rows(result)))
-        blocks += [f"{fill(f'Left out: {reason}', WIDTH)}\n" for reason in result["left_out"].values()]
-    return "\n".join(blocks)
+    return "\n".join(block for result in results(list(TRAINING)) for block in comparison(result))
 
 
 def gpu() -> str:
-    blocks, last = [], None
-    for last in results(list(CUDA)):
-        blocks.append(
-            f"### {last['name']} on a GPU: {last['parameters']:,} parameters, {last['batch_size']}x{last['seq_len']}\n"
-        )
-        blocks.append(markdown(contender_rows(last)))
-        blocks.append("Peak memory by part, MiB:\n")
-        blocks.append(markdown(part_rows(last["contenders"])))
-        blocks.append(markdown(floor_rows(last)))
-    return "\n".join([*blocks, measured_where(last)] if last else blocks)
+    compared = [result for result in results(list(CUDA)) if result["kind"] == "training"]
+    blocks = [block for result in compared for block in comparison(result, " on a GPU")]
+    return "\n".join([*blocks, *map(measured_where, compared[-1:])])
+
+
+def kernels() -> str:
+    """Where a step on a GPU goes, in each dtype."""
+    blocks = []
+    for result in results(list(CUDA)):
+        for profile in result.get("profiles", ()):
+            blocks.append(
+                f"`{result['name']}` in {profile['dtype']}; a copy reaches {profile['copy_bytes_per_s'] / 1e12:.2f} TB/s:\n"
+            )
+            blocks.append(markdown(kernel_rows(profile)))
+    return "\n".join(blocks)
+
+
+def curve() -> str:
+    """fp8 beside bfloat16: the mean loss of every hundred steps, and the validation loss."""
+    blocks = []
+    for result in results([CURVE]):
+        rows = [("steps", "bfloat16", "fp8", "difference")]
+        for i, (wide, narrow) in enumerate(zip(result["bfloat16"]["train"], result["fp8"]["train"], strict=True)):
+            steps = f"{i * result['every']} to {(i + 1) * result['every']}"
+            rows.append((steps, f"{wide:.4f}", f"{narrow:.4f}", f"{narrow / wide - 1:+.2%}"))
+        for step, wide in result["bfloat16"]["validation"].items():
+            narrow = result["fp8"]["validation"][step]
+            rows.append((f"validation at {step}", f"{wide:.4f}", f"{narrow:.4f}", f"{narrow / wide - 1:+.2%}"))
+        blocks.append(markdown(rows))
+    return "\n".join(blocks)
 
 
 def generation() -> str:

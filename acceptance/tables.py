@@ -109,6 +109,8 @@ REGIONS = {
     ("docs/performance.md", "overview"): performance_tables.overview,
     ("docs/performance.md", "models"): performance_tables.models,
     ("docs/performance.md", "gpu"): performance_tables.gpu,
+    ("docs/performance.md", "kernels"): performance_tables.kernels,
+    ("docs/performance.md", "curve"): performance_tables.curve,
     ("docs/performance.md", "generation"): performance_tables.generation,
     ("docs/performance.md", "scaling"): performance_tables.scaling,
 }

@@ -21,20 +21,22 @@ SCALING = {
 }
 CPU = {**TRAINING, **GENERATION, **SCALING}
 
-# On a GPU, in bfloat16, what one trains in there, and ours in fp8. The compiler's slowest mode takes minutes, so it is a part of its own.
+# On a GPU, in bfloat16, what one trains in there, and ours in fp8. The compiler's slowest mode takes minutes: its own part.
 ON_GPU = "--device cuda --rounds 5 --dtypes"
+MODES = "--contenders ours,compile,reduce-overhead"
 SMALL, MEDIUM, LARGE = (
     "--preset llama-124m --batch-size 32 --seq-len 1024",
     "--preset llama-350m --batch-size 16 --seq-len 1024",
     "--preset llama-1b --batch-size 8 --seq-len 2048",
 )
 CUDA = {
-    "cuda-llama-tiny": f"--preset llama-tiny --batch-size 16 --seq-len 64 {ON_GPU} bfloat16",
+    "cuda-llama-tiny": f"--preset llama-tiny --batch-size 16 --seq-len 64 {ON_GPU} bfloat16 {MODES}",
     "cuda-llama-124m": f"{SMALL} {ON_GPU} bfloat16,fp8 --contenders ours,deterministic,compile,floor",
     "cuda-llama-350m": f"{MEDIUM} {ON_GPU} bfloat16,fp8 --contenders ours,compile,floor",
     "cuda-llama-1b": f"{LARGE} {ON_GPU} bfloat16,fp8 --contenders ours,compile,floor",
     "cuda-llama-124m-autotune": f"{SMALL} {ON_GPU} bfloat16 --contenders ours,compile,max-autotune",
-    "cuda-kernels": f"{SMALL} {ON_GPU} bfloat16,fp8 --kernels",
-    "cuda-largest": f"{SMALL} {ON_GPU} bfloat16,fp8 --largest-batch --contenders ours,compile",
+    "cuda-llama-124m-kernels": f"{SMALL} {ON_GPU} bfloat16,fp8 --kernels",
+    "cuda-llama-124m-largest": f"{SMALL} {ON_GPU} bfloat16,fp8 --largest-batch --contenders ours,compile",
 }
+CURVE = "fp8-curve"  # by fp8_curve.py
 PARTS = {**CPU, **CUDA}

@@ -149,3 +149,25 @@ def test_auto_without_numba(monkeypatch: pytest.MonkeyPatch):
     assert reason.startswith("plain torch: ops 'cpu' are compiled by numba, which cannot be used here")
     with pytest.raises(MissingError, match="compiled by numba"):
         choose("cpu", CPU, "float32")
+
+
+@pytest.mark.parametrize("kind", ["mps", "xpu", "rocm"])
+def test_other_accelerators_run_on_the_reference_set(kind: str, monkeypatch: pytest.MonkeyPatch):
+    if kind == "rocm":  # which torch calls cuda
+        monkeypatch.setattr(torch.version, "hip", "7.0")
+    choice = choose("auto", torch.device("cuda" if kind == "rocm" else kind), "bfloat16")
+    assert choice.ops is REFERENCE
+    assert choice.reason == f"plain torch: there are no built-in kernels for {kind}"
+
+
+@pytest.mark.parametrize("ops", ["auto", "reference", "cpu"])
+def test_fp8_is_never_replaced_by_another_precision(ops: str):
+    with pytest.raises(MissingError, match="fp8"):
+        choose(ops, CPU, "fp8")
+
+
+def test_fp8_needs_a_gpu_that_has_it(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 0))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "an older one")
+    with pytest.raises(MissingError, match="an older one"):
+        choose("auto", torch.device("cuda"), "fp8")

@@ -9,6 +9,8 @@ import pytest
 import torch
 
 pytest.importorskip("triton")
+if torch.cuda.is_available():
+    pytest.skip("kernels are compiled here, not interpreted: tests/kernels/triton/test_cuda.py", allow_module_level=True)
 
 from tapeless.config import ModelConfig, TrainConfig
 from tapeless.errors import InputError, NonFiniteError

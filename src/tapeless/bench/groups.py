@@ -23,9 +23,8 @@ def estimated_bytes(task: Task) -> int:
     weights = n * (16 if itemsize == 4 else 18)
     if task.new_tokens or not isinstance(c, ModelConfig):
         return PROCESS + weights
-    own = task.contender in OUR_OWN
-    kept = sum(saved_bytes(c, task.train.batch_size, task.seq_len, "none", task.train.dtype if own else "float32").values())
-    return PROCESS + weights + (kept if own else kept * 3 // 2 + 3 * 4 * logits)
+    kept = sum(saved_bytes(c, task.train.batch_size, task.seq_len, "none", "float32").values())
+    return PROCESS + weights + (kept if task.contender in OUR_OWN else kept * 3 // 2 + 3 * 4 * logits)
 
 
 def groups(tasks: Sequence[Task], room: int, size: Callable[[Task], int] = estimated_bytes) -> list[list[Task]]:

@@ -47,24 +47,24 @@ def largest(result: Row) -> str:
 
 
 def kernels(result: Row) -> str:
-    return "\n\n".join([heading(result), *(kernel_table(profile) for profile in result["profiles"])])
+    blocks = [heading(result)]
+    for profile in result["profiles"]:
+        copy = f"{profile['dtype']}; a copy reaches {profile['copy_bytes_per_s'] / 1e12:.2f} TB/s"
+        blocks.append(f"{copy}\n{table(kernel_rows(profile))}")
+    return "\n\n".join(blocks)
 
 
-def kernel_table(profile: Row) -> str:
+def kernel_rows(profile: Row) -> list[tuple[str, ...]]:
     rows = [("kernel", "calls", "ms", "of the step", "GB", "TB/s", "of a copy")]
     for name, k in profile["kernels"].items():
-        known = k["bytes"] is not None
-        moved = (
-            (f"{k['bytes'] / 1e9:.2f}", f"{k['bytes'] / k['seconds'] / 1e12:.2f}", f"{k['of_copy']:.0%}")
-            if known
-            else ("",) * 3
-        )
+        moved = ("", "", "")
+        if k["bytes"] is not None:
+            moved = (f"{k['bytes'] / 1e9:.2f}", f"{k['bytes'] / k['seconds'] / 1e12:.2f}", f"{k['of_copy']:.0%}")
         share = f"{k['seconds'] / profile['step_s']:.1%}"
         rows.append((name.strip("_"), f"{k['calls']:.0f}", f"{1e3 * k['seconds']:.3f}", share, *moved))
     gaps = profile["gaps_s"]
     rows.append(("gaps", "", f"{1e3 * gaps:.3f}", f"{gaps / profile['step_s']:.1%}", "", "", ""))
-    rows.append(("a step", "", f"{1e3 * profile['step_s']:.3f}", "100.0%", "", "", ""))
-    return f"{profile['dtype']}; a copy reaches {profile['copy_bytes_per_s'] / 1e12:.2f} TB/s\n{table(rows)}"
+    return [*rows, ("a step", "", f"{1e3 * profile['step_s']:.3f}", "100.0%", "", "", "")]
 
 
 def heading(result: Row) -> str:

@@ -118,9 +118,9 @@ def choose(request: str, device: torch.device, dtype: str) -> Choice:
 def _automatic(device: torch.device, dtype: str) -> Choice:
     if dtype == "fp8":  # asked for by name, so that no other precision may quietly take its place
         return Choice(build("triton-fp8", device, dtype), "products in eight bits, the head's in bfloat16")
-    name = _AUTOMATIC.get(device.type)
-    if name is None:
-        return Choice(REFERENCE, f"plain torch: there are no built-in kernels for {device.type}")
+    name, maker = _AUTOMATIC.get(device.type), "rocm" if device.type == "cuda" and torch.version.hip else device.type
+    if name is None or maker == "rocm":  # AMD's GPUs are `cuda` to torch
+        return Choice(REFERENCE, f"plain torch: there are no built-in kernels for {maker}")
     try:
         return Choice(build(name, device, dtype), f"the built-in kernels for {device.type} in {dtype}")
     except MissingError as error:

@@ -1,7 +1,7 @@
 """Linear map with all three products in eight bits: y = x w' by rows, dx = dy w and dw += dy' x by columns (fp8_cast.py).
 
-Sums over features are the tensor cores' own, short of float32 by some bits; those over tokens, of which there are many more, are
-in full. Sizes that are no multiple of 16, which the library asks for, go to linear.py; so do the few rows of a decoding step.
+Sums over features are the tensor cores' own, some bits short of float32; those over tokens, many more of them, are in full.
+Sizes that are no multiple of 16, which the library asks for, go to linear.py; so do the few rows of a decoding step.
 Formulas: ops/linear.py. Judged by: tests/kernels/triton/test_fp8.py."""
 
 from functools import partial

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tapeless.errors import ConfigError
+from tapeless.errors import INDIVISIBLE, OUT_OF_RANGE, UNKNOWN_KEY, WARMUP_TOO_LONG, WRONG_TYPE, ConfigError
 
 LARGEST = 2**63  # of any whole number here
 INFINITY = float("inf")
@@ -61,14 +61,21 @@ class ModelConfig:
             object.__setattr__(self, "num_kv_heads", self.num_heads)
         require(self.num_kv_heads >= 1, "num_kv_heads", "at least 1", self.num_kv_heads)
         if self.num_heads % self.num_kv_heads:
-            raise ConfigError(
-                f"num_heads {self.num_heads} is not divisible by num_kv_heads {self.num_kv_heads}: "
-                "every key head serves the same number of query heads"
+            raise INDIVISIBLE(
+                name="num_heads",
+                value=self.num_heads,
+                by="num_kv_heads",
+                divisor=self.num_kv_heads,
+                fix="every key head serves the same number of query heads: change one of them",
             )
         if self.head_dim is None:
             if self.hidden_dim % self.num_heads:
-                raise ConfigError(
-                    f"hidden_dim {self.hidden_dim} is not divisible by num_heads {self.num_heads}; change one, or set head_dim"
+                raise INDIVISIBLE(
+                    name="hidden_dim",
+                    value=self.hidden_dim,
+                    by="num_heads",
+                    divisor=self.num_heads,
+                    fix="change one, or set head_dim",
                 )
             object.__setattr__(self, "head_dim", self.hidden_dim // self.num_heads)
         require(self.head_dim >= 1, "head_dim", "at least 1", self.head_dim)
@@ -171,7 +178,7 @@ class TrainConfig:
         require(self.min_lr is None or 0 <= self.min_lr <= self.lr, "min_lr", f"between 0 and lr = {self.lr}", self.min_lr)
         require(self.warmup_steps is None or self.warmup_steps >= 0, "warmup_steps", "0 or more", self.warmup_steps)
         if self.warmup_steps is not None and self.max_steps is not None and self.warmup_steps > self.max_steps:
-            raise ConfigError(f"warmup_steps {self.warmup_steps} is beyond max_steps {self.max_steps}")
+            raise WARMUP_TOO_LONG(warmup=self.warmup_steps, total=f"max_steps {self.max_steps}", most=self.max_steps)
         for name in ("weight_decay", "grad_clip", "sample_temperature"):
             require(0 <= getattr(self, name) < INFINITY, name, "0 or more", getattr(self, name))
         for name in ("beta1", "beta2", "momentum"):
@@ -209,7 +216,7 @@ TABLES: dict[str, Any] = {**KINDS, "train": TrainConfig}
 
 def require(ok: bool, name: str, expected: str, got: Any) -> None:
     if not ok:
-        raise ConfigError(f"{name} must be {expected}, got {got}")
+        raise OUT_OF_RANGE(name=name, expected=expected, got=got)
 
 
 def check_types(config: Any) -> None:
@@ -223,9 +230,9 @@ def check_types(config: Any) -> None:
             object.__setattr__(config, f.name, float(value))
         elif type(value) not in allowed:
             names = " or ".join("nothing" if t is type(None) else getattr(t, "__name__", str(t)) for t in allowed)
-            raise ConfigError(f"{f.name} must be {names}, got {value!r}")
+            raise WRONG_TYPE(name=f.name, expected=names, got=value)
         if type(value) is int and not abs(value) < LARGEST:
-            raise ConfigError(f"{f.name} must be below 2^63, got {value}")
+            raise OUT_OF_RANGE(name=f.name, expected="below 2^63", got=value)
         choices = f.metadata["choices"]
         if choices and value not in choices:
             raise ConfigError(f"{f.name} is {value!r}; {nearest(value, choices)}")
@@ -243,11 +250,11 @@ def checked(table: str, values: Mapping[str, Any], where: str) -> Any:
     valid = [f.name for f in fields(TABLES[table])]
     for key in values:
         if key not in valid:
-            raise ConfigError(f"{where}: unknown key {table}.{key}; {nearest(key, valid)}")
+            raise UNKNOWN_KEY(key=f"{table}.{key}", nearest=nearest(key, valid)).at(where)
     try:
         return TABLES[table](**values)
     except ConfigError as error:
-        raise ConfigError(f"{where}: {error}") from None
+        raise error.at(where) from None
 
 
 class Recipe(NamedTuple):

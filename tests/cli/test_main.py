@@ -18,7 +18,7 @@ from tapeless.cli.main import main
         (["gradcheck", "--preset", "tinny"], "unknown preset 'tinny'; did you mean 'tiny'?"),
         (["gradcheck", "--preset", "tiny", "--config", "x.toml"], "x.toml: no such file"),
         (["gradcheck", "--set", "model.ffnn=relu"], "unknown key model.ffnn; did you mean 'ffn'?"),
-        (["gradcheck", "--hidden-dim", "many"], "invalid int value: 'many'"),
+        (["gradcheck", "--hidden-dim", "many"], "error[WRONG_TYPE]: --hidden-dim must be int, got 'many'"),
         (["gradcheck", "--hidden-dim", "0"], "hidden_dim must be at least 1, got 0"),
         (["gradcheck", "--num-heads", "3"], "hidden_dim 128 is not divisible by num_heads 3"),
         (["gradcheck", "--num-kv-heads", "3"], "num_heads 4 is not divisible by num_kv_heads 3"),

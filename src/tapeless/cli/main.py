@@ -1,6 +1,6 @@
 """`tapeless`: find the command, run it, turn every failure into one line and an exit status.
 
-0 done · 1 runtime failure · 2 usage, configuration or input error · 3 verification failed · 4 non-finite numbers
+0 done · 1 runtime failure · 2 usage, configuration or input error · 3 verification failed · 4 diverged, stopped by a guard
 75 stopped early, resumable · 130 interrupted with nothing to save"""
 
 import argparse
@@ -13,7 +13,7 @@ from typing import NoReturn
 import tapeless
 from tapeless.cli import bench, evaluate, generate, gradcheck, train
 from tapeless.config import nearest
-from tapeless.errors import TapelessError, UsageError
+from tapeless.errors import UNKNOWN_FLAG, WRONG_TYPE, TapelessError, UsageError
 
 COMMANDS = {"train": train, "generate": generate, "eval": evaluate, "gradcheck": gradcheck, "bench": bench}
 
@@ -28,7 +28,10 @@ class Parser(argparse.ArgumentParser):
         unknown = re.match(r"unrecognized arguments: (--[\w-]+)", message)
         if unknown:
             flags = [flag for flag in self._option_string_actions if flag.startswith("--")]
-            message = f"unknown flag {unknown[1]}; {nearest(unknown[1], flags)}"
+            raise UNKNOWN_FLAG(flag=unknown[1], nearest=nearest(unknown[1], flags), program=self.prog)
+        wrong = re.match(r"argument (--[\w-]+)\S*: invalid (\w+) value: '(.*)'$", message)
+        if wrong:
+            raise WRONG_TYPE(name=wrong[1], expected=wrong[2], got=wrong[3])
         raise UsageError(f"{message} (see {self.prog} --help)")
 
     def parse_args(self, args=None, namespace=None):  # type: ignore[no-untyped-def]

@@ -40,6 +40,12 @@ def write_json(path: Path, value: Any) -> None:
         file.write(json.dumps(value, ensure_ascii=False, indent=1).encode() + b"\n")
 
 
+def is_pickle(data: bytes) -> bool:
+    """Whether a file that begins so is a pickle, or an archive of one as torch.save makes them."""
+    head = data[:512]
+    return (head[:1] == b"\x80" and head[1:2] in (b"\2", b"\3", b"\4", b"\5")) or (head[:2] == b"PK" and b"data.pkl" in head)
+
+
 def file_sha256(path: Path) -> str:
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -14,17 +14,15 @@ import torch
 from torch import Tensor
 
 from tapeless.data.rng import draws, key, permutation
-from tapeless.errors import DataError
+from tapeless.errors import TOO_FEW_TOKENS
 
 IGNORED = -100  # the target that no loss counts
 
 
 def require_window(num_tokens: int, seq_len: int, part: str) -> None:
     if num_tokens < seq_len + 1:
-        raise DataError(
-            f"the {part} part has {num_tokens} tokens, but one window of seq_len {seq_len} needs {seq_len + 1}; "
-            f"give more text or set --seq-len to {max(num_tokens - 1, 1)} or less"
-        )
+        most = max(num_tokens - 1, 1)
+        raise TOO_FEW_TOKENS(part=part, count=num_tokens, seq_len=seq_len, needed=seq_len + 1, most=most)
 
 
 class Loader:

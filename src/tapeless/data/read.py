@@ -12,7 +12,22 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from tapeless.errors import DataError
+from tapeless.data.files import is_pickle
+from tapeless.errors import (
+    BAD_RECORD,
+    BINARY_FILE,
+    EMPTY_DATA,
+    NO_FILES,
+    NO_SUCH_PATH,
+    NO_TEXT_FIELD,
+    NOT_JSON,
+    NOT_UTF8,
+    ONLY_WHITESPACE,
+    OTHER_ENCODING,
+    PICKLE,
+    UNREADABLE,
+    DataError,
+)
 
 JSONL = {".jsonl", ".ndjson"}
 PROSE = {".txt", ".text", ".md", ".markdown", ".rst", ".org", ".tex", ".log", ".csv", ".tsv", ".json", ".html", ".htm", ".xml"}
@@ -30,8 +45,8 @@ def read_documents(path: str) -> list[Document]:
     files = find_files(path)
     documents = [document for file in files for document in read_file(file) if document.text.strip()]
     if not documents:
-        what = "is empty" if all(os.path.getsize(file) == 0 for file in files) else "holds only whitespace"
-        raise DataError(f"{path} {what}: there is nothing to train on; give a file with text")
+        empty = all(os.path.getsize(file) == 0 for file in files)
+        raise (EMPTY_DATA if empty else ONLY_WHITESPACE)(path=path)
     return documents
 
 
@@ -39,17 +54,19 @@ def find_files(path: str) -> list[Path]:
     if os.path.isdir(path):
         files = list(_walk(path))
         if not files:
-            raise DataError(f"{path}: no text files in this folder; expected suffixes such as .txt, .md, .py or .jsonl")
+            fix = "expected suffixes such as .txt, .md, .py or .jsonl"
+            raise NO_FILES(path=path, what="no text files in this folder", fix=fix)
         return files
     if os.path.isfile(path):
         return [Path(path)]
     if os.path.lexists(path):
         raise DataError(f"{path}: neither a file nor a folder; give a file, a folder, a glob, or JSONL")
     if not glob.has_magic(path):
-        raise DataError(f"{path}: no such file or folder (looked in {os.getcwd()})")
+        raise NO_SUCH_PATH(path=path, folder=os.getcwd())
     files = [Path(match) for match in sorted(glob.glob(path, recursive=True)) if os.path.isfile(match)]
     if not files:
-        raise DataError(f"{path}: no file matches this pattern (looked in {os.getcwd()})")
+        what = f"no file matches this pattern (looked in {os.getcwd()})"
+        raise NO_FILES(path=path, what=what, fix="check it with ls")
     return files
 
 
@@ -65,7 +82,9 @@ def read_file(path: Path) -> list[Document]:
     try:
         data = path.read_bytes()
     except OSError as error:
-        raise DataError(f"{path}: cannot be read: {error.strerror}") from None
+        raise UNREADABLE(path=path, reason=error.strerror) from None
+    if is_pickle(data):
+        raise PICKLE(path=path, expected="UTF-8 text")
     text = decode(data, str(path))
     return read_jsonl(text, str(path)) if path.suffix.lower() in JSONL else [Document(str(path), text)]
 
@@ -73,18 +92,15 @@ def read_file(path: Path) -> list[Document]:
 def decode(data: bytes, where: str) -> str:
     for mark, encoding in ((b"\xff\xfe\0\0", "UTF-32"), (b"\xff\xfe", "UTF-16"), (b"\xfe\xff", "UTF-16")):
         if data.startswith(mark):
-            raise DataError(f"{where}: is {encoding}, expected UTF-8; convert it: iconv -f {encoding} -t UTF-8")
+            raise OTHER_ENCODING(path=where, encoding=encoding)
     zero = data.find(b"\0")
     if zero >= 0:
-        raise DataError(f"{where}: byte {zero} is NUL, so this is a binary file; expected UTF-8 text")
+        raise BINARY_FILE(path=where, offset=zero)
     try:
         return data.removeprefix(b"\xef\xbb\xbf").decode()
     except UnicodeDecodeError as error:
         offset = error.start + 3 * data.startswith(b"\xef\xbb\xbf")
-        raise DataError(
-            f"{where}: byte 0x{data[offset]:02x} at offset {offset} is not UTF-8 ({error.reason}); "
-            "convert it, for example: iconv -f LATIN1 -t UTF-8"
-        ) from None
+        raise NOT_UTF8(path=where, byte=data[offset], offset=offset, reason=error.reason) from None
 
 
 def read_jsonl(text: str, where: str) -> list[Document]:
@@ -95,17 +111,17 @@ def read_jsonl(text: str, where: str) -> list[Document]:
         try:
             record = json.loads(line)
         except json.JSONDecodeError as error:
-            raise DataError(f"{where}:{number}: not JSON: {error.msg} at column {error.colno}") from None
+            raise NOT_JSON(path=where, line=number, reason=f"{error.msg} at column {error.colno}") from None
         except RecursionError:
-            raise DataError(f"{where}:{number}: nested too deeply; expected an object with a string `text`") from None
+            raise BAD_RECORD(path=where, line=number, got="one that is nested too deeply") from None
         if not isinstance(record, dict):
-            raise DataError(f"{where}:{number}: expected an object with a string `text`, got {type(record).__name__}")
+            raise BAD_RECORD(path=where, line=number, got=type(record).__name__)
         if "text" not in record:
-            raise DataError(f"{where}:{number}: no field `text`; got {', '.join(list(record)[:8]) or 'an empty object'}")
+            raise NO_TEXT_FIELD(path=where, line=number, got=", ".join(list(record)[:8]) or "an empty object")
         value = record["text"]
         if not isinstance(value, str):
-            raise DataError(f"{where}:{number}: `text` must be a string, got {type(value).__name__}")
+            raise BAD_RECORD(path=where, line=number, got=f"a `text` of type {type(value).__name__}")
         if any("\ud800" <= character <= "\udfff" for character in value):
-            raise DataError(f"{where}:{number}: `text` holds half of a surrogate pair, which is no character; remove it")
+            raise BAD_RECORD(path=where, line=number, got="half of a surrogate pair, which is no character")
         documents.append(Document(f"{where}:{number}", value))
     return documents

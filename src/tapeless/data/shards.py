@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from tapeless.data.files import atomic_write
-from tapeless.errors import DataError
+from tapeless.errors import BEYOND_VOCABULARY, DataError
 
 HEADER = struct.Struct("<8sHHIQQ32s")
 MAGIC, VERSION = b"TAPELESS", 1
@@ -30,10 +30,8 @@ def _pack(width: int, count: int, vocab_size: int, fingerprint: str) -> bytes:
 def _check_ids(ids: np.ndarray, first: int, vocab_size: int, where: Path) -> None:
     wrong = np.flatnonzero((ids < 0) | (ids >= vocab_size))
     if len(wrong):
-        raise DataError(
-            f"{where}: token {first + int(wrong[0])} is {int(ids[wrong[0]])}, outside of the vocabulary of {vocab_size}; "
-            "tokenize with the tokenizer that belongs to it"
-        )
+        at, token = first + int(wrong[0]), int(ids[wrong[0]])
+        raise BEYOND_VOCABULARY(path=where, index=at, token=token, vocab_size=vocab_size)
 
 
 def write_tokens(path: Path, chunks: Iterable[np.ndarray], *, vocab_size: int, fingerprint: str) -> int:

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from tapeless.data.files import canonical_json, write_json
-from tapeless.errors import DataError
+from tapeless.data.files import canonical_json, is_pickle, write_json
+from tapeless.errors import PICKLE, UNREADABLE, DataError
 
 REPLACEMENT = "\ufffd".encode()
 PIECE = 1 << 20  # characters
@@ -162,10 +162,14 @@ def make_tokenizer(kind: str, text: str, vocab_size: int | None) -> Tokenizer:
 def load_tokenizer(path: Path) -> Tokenizer:
     try:
         spec = json.loads(path.read_text(encoding="utf-8"))
+    except UnicodeDecodeError as error:
+        if is_pickle(error.object):
+            raise PICKLE(path=path, expected="a tokenizer.json") from None
+        raise DataError(f"{path}: not a tokenizer.json: {error}") from None
     except FileNotFoundError:
         raise DataError(f"{path}: no such tokenizer; expected bytes, char, bpe, or the path of a tokenizer.json") from None
     except OSError as error:
-        raise DataError(f"{path}: cannot be read: {error.strerror}") from None
+        raise UNREADABLE(path=path, reason=error.strerror) from None
     except (ValueError, RecursionError) as error:
         raise DataError(f"{path}: not a tokenizer.json: {error}") from None
     if not isinstance(spec, dict) or not isinstance(spec.get("model"), dict):

@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from tapeless.data.files import atomic_write, file_sha256, write_json
-from tapeless.errors import CheckpointError, DamagedError
+from tapeless.errors import NEWER_FORMAT, CheckpointError, DamagedError
 
 FORMAT_VERSION = 1
 MODEL, OPTIM, STATE, MANIFEST = "model.safetensors", "optim.safetensors", "state.json", "MANIFEST.json"
@@ -110,10 +110,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
     names = verify(path)
     state = json.loads((path / STATE).read_bytes())
     if state["format_version"] > FORMAT_VERSION:
-        raise CheckpointError(
-            f"{path} has format version {state['format_version']}, this tapeless reads up to {FORMAT_VERSION}; "
-            f"it was written by a newer one: upgrade tapeless"
-        )
+        raise NEWER_FORMAT(path=path, version=state["format_version"], known=FORMAT_VERSION)
     if not {MODEL, OPTIM} <= names:
         raise DamagedError(f"{path} is damaged: {MANIFEST} does not list {MODEL} and {OPTIM}")
     named = STEP_NAME.match(path.name)

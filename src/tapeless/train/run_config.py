@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from tapeless.config import KINDS, AnyModelConfig, TrainConfig, checked
 from tapeless.data.files import atomic_write
-from tapeless.errors import ConfigError
+from tapeless.errors import CHANGED, ConfigError
 
 # Fields of [train] that a resume may change; all others are the schedule. What decides the data (path, corpus, tokenizer) is
 # here because [data] is frozen: a file may move as long as it is the same.
@@ -96,7 +96,7 @@ def check_resume(run: RunConfig, now: RunConfig, overrides: Collection[str] = ()
             f"({hints.get(c.kind, f'needs --override {c.name}={c.new}')})"
             for c in [*refused, *(c for c in changes if c not in refused)]
         ]
-        raise ConfigError(f"the run cannot go on with another configuration: {'; '.join(told)}")
+        raise CHANGED(changes="; ".join(told))
     return changes
 
 

@@ -16,8 +16,8 @@ from typing import IO, Any
 
 import torch
 
-from tapeless.data.files import write_json
-from tapeless.errors import ConfigError, LockedError
+from tapeless.data.files import is_pickle, write_json
+from tapeless.errors import NOT_A_RUN, PICKLE, RUN_LOCKED, RUN_NOT_EMPTY, ConfigError, LockedError
 
 PACKAGES = ("tapeless", "torch", "numpy", "safetensors")
 LOCKED_BYTE = 1 << 20  # Windows locks bytes, and others cannot read those: take one far behind the text
@@ -45,10 +45,7 @@ class RunDir:
         except OSError as error:
             raise ConfigError(f"out_dir {run.path} cannot be made: {error.strerror}") from None
         if taken is not None:
-            raise ConfigError(
-                f"out_dir {run.path} is not empty, it holds {taken.name}; choose another, "
-                f"or go on with that run: tapeless train resume {run.path}"
-            )
+            raise RUN_NOT_EMPTY(path=run.path, holds=taken.name)
         return run
 
     @classmethod
@@ -56,7 +53,9 @@ class RunDir:
         """The directory of a run that was made before."""
         run = cls(path)
         if not run.config.is_file():
-            raise ConfigError(f"{run.path} is not the directory of a run: expected config.toml in it")
+            if run.path.is_file() and is_pickle(run.path.read_bytes()[:512]):
+                raise PICKLE(path=run.path, expected="the directory of a run, whose weights are safetensors")
+            raise NOT_A_RUN(path=run.path)
         return run
 
 
@@ -75,7 +74,7 @@ class RunLock:
             self._file.close()
             if not isinstance(error, BlockingIOError | PermissionError):  # what Unix and Windows say of a lock that is held
                 raise LockedError(f"{path} cannot be locked: {error.strerror}; choose an out_dir on another disk") from None
-            raise LockedError(f"{path.parent} is in use by {_who(holder)}; wait for it, or stop it first") from None
+            raise RUN_LOCKED(path=path.parent, holder=_who(holder)) from None
         self._file.truncate(0)
         json.dump({"pid": os.getpid(), "host": socket.gethostname()}, self._file)
         self._file.flush()

@@ -22,7 +22,7 @@ from tapeless.config import AnyModelConfig, ModelConfig, Sampling, TrainConfig
 from tapeless.data.files import atomic_write
 from tapeless.data.loader import Loader, validation_windows
 from tapeless.data.prepare import Dataset
-from tapeless.errors import ConfigError, DamagedError, NonFiniteError
+from tapeless.errors import WARMUP_TOO_LONG, ConfigError, DamagedError, NonFiniteError
 from tapeless.generate.engine import generate
 from tapeless.model.build import AnyModel
 from tapeless.optim.schedule import learning_rate
@@ -95,7 +95,7 @@ class Trainer:
             limits.append(max(1, self.steps + samples // self.loader.batch_size))
         self.total_steps = total = min(limits, default=DEFAULT_STEPS)
         if c.warmup_steps is not None and c.warmup_steps > total:
-            raise ConfigError(f"warmup_steps {c.warmup_steps} is beyond the {total} steps of the run")
+            raise WARMUP_TOO_LONG(warmup=c.warmup_steps, total=f"the {total} steps of the run", most=total)
         default = min(WARMUP_MOST, int(WARMUP_SHARE * total)) if c.lr_schedule == "warmup-cosine" else 0
         self.warmup_steps = default if c.warmup_steps is None else c.warmup_steps
 

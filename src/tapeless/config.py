@@ -139,6 +139,8 @@ class TrainConfig:
     momentum: float = option(0.9, "momentum (sgd)")
     nesterov: bool = option(False, "Nesterov momentum (sgd)")
     grad_clip: float = option(1.0, "largest global norm of the gradient; 0 lets every norm pass")
+    spike_z: float = option(20.0, "skip the update of a loss this many robust deviations above the recent ones; 0: never")
+    paranoid: int = option(0, "steps between checks of the identities that every right gradient obeys; 0: none")
     seed: int = option(0, "seed of weights, data order, dropout and samples")
     device: str = option("cpu", "where to train, as torch names it: cpu, cuda, mps")
     dtype: str = option(
@@ -172,14 +174,14 @@ class TrainConfig:
         for name in ("seq_len", "epochs", "max_steps", "threads"):
             value = getattr(self, name)
             require(value is None or value >= 1, name, "at least 1", value)
-        for name in ("eval_every", "eval_windows", "patience", "keep_every", "sample_every", "sample_tokens"):
+        for name in ("eval_every", "eval_windows", "patience", "keep_every", "sample_every", "sample_tokens", "paranoid"):
             require(getattr(self, name) >= 0, name, "0 or more", getattr(self, name))
         require(0 < self.lr < INFINITY, "lr", "a number above 0", self.lr)
         require(self.min_lr is None or 0 <= self.min_lr <= self.lr, "min_lr", f"between 0 and lr = {self.lr}", self.min_lr)
         require(self.warmup_steps is None or self.warmup_steps >= 0, "warmup_steps", "0 or more", self.warmup_steps)
         if self.warmup_steps is not None and self.max_steps is not None and self.warmup_steps > self.max_steps:
             raise WARMUP_TOO_LONG(warmup=self.warmup_steps, total=f"max_steps {self.max_steps}", most=self.max_steps)
-        for name in ("weight_decay", "grad_clip", "sample_temperature"):
+        for name in ("weight_decay", "grad_clip", "spike_z", "sample_temperature"):
             require(0 <= getattr(self, name) < INFINITY, name, "0 or more", getattr(self, name))
         for name in ("beta1", "beta2", "momentum"):
             require(0 <= getattr(self, name) < 1, name, "in [0, 1)", getattr(self, name))

@@ -312,7 +312,7 @@ NEWER_FORMAT = Known(
 DISK_FULL = Known(
     "DISK_FULL",
     DiskError,
-    "{path}: {free} MB are free, but {what} takes {needed} MB",
+    "{path}: not enough room on the disk: {detail}",
     "less room than the run's tokens and checkpoints will take; said before the first step, not after hours",
     "free some space, choose an --out-dir on another disk, or keep fewer checkpoints (--keep-last)",
 )

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shlex
 from pathlib import Path
 
@@ -122,7 +123,9 @@ def test_altered_data_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[
     tokens[-2] ^= 1
     (run.path / "train.bin").write_bytes(tokens)
     assert main(["train", "resume", str(run.path)]) == 2
-    assert "the data changed since the run began" in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert err.startswith("error[CHANGED]: ")
+    assert re.search(r"data\.dataset_fingerprint: .[0-9a-f]{64}. in the run, .[0-9a-f]{64}. now \(fixed for the run\)", err)
 
 
 def test_one_process_at_a_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

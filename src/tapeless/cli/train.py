@@ -79,7 +79,8 @@ def run_resume(args: argparse.Namespace) -> int:
     config, changes = resumed_configuration(run, overrides)
     display = make_display(json_lines=args.json, log_every=config.train.log_every)
     told = {f"{change.name}": [change.old, change.new] for change in changes}
-    return train(run, config, open_prepared(run.path), display, resume=True, fallback=not args.no_fallback, changes=told)
+    data = open_prepared(run.path, config.data["dataset_fingerprint"])
+    return train(run, config, data, display, resume=True, fallback=not args.no_fallback, changes=told)
 
 
 def train(
@@ -95,7 +96,7 @@ def train(
 ) -> int:
     from tapeless.data.baselines import baselines
     from tapeless.train.run_config import write_run_config
-    from tapeless.train.runs import Recorder, go_on, make_model
+    from tapeless.train.runs import Recorder, go_on, make_model, require_room
     from tapeless.train.signals import StopSignals
     from tapeless.train.trainer import Trainer
 
@@ -108,6 +109,8 @@ def train(
             go_on(trainer, record, fallback=fallback, on_warning=display.warn)
             if changes:
                 write_run_config(run.config, config)
+        else:
+            require_room(trainer)
         beaten = baselines(data.train, data.val, data.tokenizer.vocab_size)
         display.introduce(run.path, trainer, beaten)
         if verify and not check_first_batch(trainer, display):

@@ -21,7 +21,7 @@ from tapeless.data.shards import open_tokens, write_tokens
 from tapeless.data.split import join, split
 from tapeless.data.synthetic import SOURCES, Source
 from tapeless.data.tokenizer import Tokenizer, load_tokenizer, make_tokenizer, pieces
-from tapeless.errors import DataError
+from tapeless.errors import UNREADABLE, DataError
 
 FORMAT_VERSION = 1
 RECORD = {"source", "num_documents", "synthetic", "bytes_per_token", "fingerprint"}  # what data.json must say
@@ -75,7 +75,7 @@ def prepare(config: TrainConfig, vocab_size: int | None, folder: Path) -> Datase
     record = {
         "format_version": FORMAT_VERSION,
         "source": _describe(config, documents),
-        "source_sha256": hashlib.sha256(canonical_json(documents)).hexdigest(),
+        "source_sha256": _hash_of(documents),
         "num_documents": len(documents),
         "synthetic": config.corpus if synthetic else None,
         "bytes_per_token": len(validation.encode()) / counts["val"],
@@ -85,8 +85,22 @@ def prepare(config: TrainConfig, vocab_size: int | None, folder: Path) -> Datase
     return _open(folder, record, tokenizer)
 
 
-def open_prepared(folder: Path) -> Dataset:
-    """What `prepare` wrote, if it is all there and unaltered."""
+def fingerprints(folder: Path) -> dict[str, str]:
+    """Of what lies there now, by the names that a run's configuration has them under."""
+    tokenizer = load_tokenizer(folder / "tokenizer.json")
+    try:
+        return {"tokenizer_hash": tokenizer.fingerprint, "dataset_fingerprint": _fingerprint(folder, tokenizer)}
+    except OSError as error:
+        raise UNREADABLE(path=error.filename, reason=error.strerror) from None
+
+
+def source_hash(config: TrainConfig) -> str:
+    """Of the text that a configuration names, as it is now."""
+    return _hash_of(_documents(config))
+
+
+def open_prepared(folder: Path, found: str | None = None) -> Dataset:
+    """What `prepare` wrote, if it is all there and unaltered. found: its fingerprint, where it was taken just now."""
     try:
         record = json.loads((folder / "data.json").read_text(encoding="utf-8"))
         version, whole = record["format_version"], record.keys() >= RECORD
@@ -100,7 +114,7 @@ def open_prepared(folder: Path) -> Dataset:
         raise DataError(f"{folder / 'data.json'}: damaged; expected what `tapeless train new` wrote")
     tokenizer = load_tokenizer(folder / "tokenizer.json")
     dataset = _open(folder, record, tokenizer)
-    found = _fingerprint(folder, tokenizer)
+    found = found or _fingerprint(folder, tokenizer)
     if found != dataset.fingerprint:
         raise DataError(
             f"{folder}: the data changed since the run began: fingerprint {found[:12]}, expected {dataset.fingerprint[:12]}; "
@@ -116,6 +130,10 @@ def _documents(config: TrainConfig) -> list[Document]:
         source = SOURCES[config.corpus]()
         return [Document(source.name, source.generate(source.num_symbols).decode())]
     return stdlib() if config.corpus == "stdlib" else stdlib_docs()
+
+
+def _hash_of(documents: list[Document]) -> str:
+    return hashlib.sha256(canonical_json(documents)).hexdigest()
 
 
 def _describe(config: TrainConfig, documents: list[Document]) -> str:

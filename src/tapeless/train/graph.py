@@ -1,11 +1,12 @@
 """A training step as one CUDA graph: captured once, then replayed, without Python and without gaps between its kernels.
 
-    tokens, targets, lr  ->  buffers that the graph reads
+    tokens, targets, lr, the limit of the loss  ->  buffers that the graph reads
     zero, forward, backward of every micro-batch, norm, clipping, AdamW, the bfloat16 copy
-    loss, norm, whether the ids are good  ->  three numbers that the host reads back: the only result it waits for
+    loss, norm, whether the ids are good, whether it was skipped  ->  the numbers that the host reads back and waits for
 The first step of a shape runs as it is, which compiles whatever is compiled; the second captures. What would need an answer
-from the device in between is decided there: a loss or norm that is not finite, or an id outside the vocabulary, makes the
-factor of the update NaN, and the update then leaves everything as it was. The host raises afterwards, as train_step does.
+from the device in between is decided there: a loss above its limit, a loss or norm that is not finite, or an id outside the
+vocabulary makes the factor of the update NaN, and the update then leaves everything as it was. The host raises afterwards, as
+train_step does.
 Judged by: tests/train/test_graph.py."""
 
 import logging
@@ -57,13 +58,14 @@ class Captured(NamedTuple):
     graph: torch.cuda.CUDAGraph
     tokens: Tensor  # (k*B, T) int64
     targets: Tensor  # (k*B, T) int64
-    report: Tensor  # (3,) float64: loss, norm, whether the ids are good
+    report: Tensor  # (4,) float64: loss, norm, whether the ids are good, whether the loss is above its limit
 
 
 class GraphedStep:
     def __init__(self, model: Transformer, optimizer: AdamW, *, grad_clip: float, grad_accum: int):
         self.model, self.optimizer, self.grad_clip, self.grad_accum = model, optimizer, grad_clip, grad_accum
-        self.numbers = torch.zeros(7, dtype=torch.float32, device=model.device)
+        self._inputs = torch.zeros(8, dtype=torch.float32, device=model.device)
+        self.numbers, self.loss_limit = self._inputs[:7], self._inputs[7]  # of the optimizer; ()
         self._seen: set[torch.Size] = set()
         self._captured: dict[torch.Size, Captured] = {}
 
@@ -74,23 +76,25 @@ class GraphedStep:
         *,
         lr: float,
         step: int,
+        loss_limit: float = math.inf,
     ) -> StepResult:
         check_shapes(tokens, targets)
         self.optimizer.lr = lr
         with self._device():
-            self.numbers.copy_(self.optimizer.numbers(self.optimizer.t + 1))
+            numbers = self.optimizer.numbers(self.optimizer.t + 1)
+            self._inputs.copy_(torch.cat([numbers, torch.tensor([loss_limit])]))
             self.model.store.refresh()
             report = self._run(tokens.to(self.model.device), targets.to(self.model.device))
-            loss, norm, good_ids = report.tolist()
+            loss, norm, good_ids, skipped = report.tolist()
         self._judge(loss, norm, good_ids, step)
-        self.optimizer.t += 1
-        return StepResult(loss, norm)
+        self.optimizer.t += not skipped
+        return StepResult(loss, norm, bool(skipped))
 
     def _device(self) -> AbstractContextManager[object]:
         """A graph is captured on the current device, which need not be the model's."""
         return torch.cuda.device(self.model.device) if self.model.device.type == "cuda" else nullcontext()
 
-    def _run(self, tokens: Tensor, targets: Tensor) -> Tensor:  # (3,) float64
+    def _run(self, tokens: Tensor, targets: Tensor) -> Tensor:  # (4,) float64
         shape = tokens.shape
         if shape not in self._captured and (shape not in self._seen or len(self._captured) >= SHAPES):
             if shape in self._seen:
@@ -114,7 +118,7 @@ class GraphedStep:
         log.info("the step of %d x %d tokens is a CUDA graph", *tokens.shape)
         return Captured(graph, own_tokens, own_targets, report)
 
-    def _step(self, tokens: Tensor, targets: Tensor) -> Tensor:  # (3,) float64
+    def _step(self, tokens: Tensor, targets: Tensor) -> Tensor:  # (4,) float64
         """The whole step, without a look at any value: what a graph can hold."""
         model, V = self.model, self.model.config.vocab_size
         ignored = targets == IGNORED
@@ -129,10 +133,11 @@ class GraphedStep:
         scale = torch.ones_like(norm)
         if self.grad_clip > 0:
             scale = torch.where(norm > self.grad_clip, self.grad_clip / norm, scale)
-        scale = torch.where(good & loss.isfinite() & norm.isfinite(), scale, math.nan)
+        skipped = loss > self.loss_limit
+        scale = torch.where(good & loss.isfinite() & norm.isfinite() & ~skipped, scale, math.nan)
         self.optimizer.fused_update(self.numbers, scale.float(), model.store.copy)
         model.store.copied()
-        return torch.stack([loss.double(), norm, good.double()])
+        return torch.stack([loss.double(), norm, good.double(), skipped.double()])
 
     def _count_writes(self) -> None:
         """A replay writes the parameters without torch's counting it."""

@@ -18,15 +18,16 @@ from tapeless.config import KINDS, AnyModelConfig, TrainConfig, checked
 from tapeless.data.files import atomic_write
 from tapeless.errors import CHANGED, ConfigError
 
-# Fields of [train] that a resume may change; all others are the schedule. What decides the data (path, corpus, tokenizer) is
-# here because [data] is frozen: a file may move as long as it is the same.
+# Fields of [train] that a resume may change; all others but the frozen are the schedule. Path and corpus are here because the
+# content of [data] is frozen: a file may move as long as it is the same.
+FROZEN = {"tokenizer"}
 FREE = {
     "dataset_path",
     "corpus",
-    "tokenizer",
     "threads",
     "deterministic",
     "out_dir",
+    "paranoid",
     "eval_every",
     "save_every",
     "keep_last",
@@ -111,7 +112,7 @@ def _changes(run: RunConfig, now: RunConfig) -> list[Change]:
 
 
 def _kind(table: str, name: str) -> str:
-    if table != "train":
+    if table != "train" or name in FROZEN:
         return "frozen"
     return "free" if name in FREE else "schedule"
 

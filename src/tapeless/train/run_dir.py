@@ -53,10 +53,15 @@ class RunDir:
         """The directory of a run that was made before."""
         run = cls(path)
         if not run.config.is_file():
-            if run.path.is_file() and is_pickle(run.path.read_bytes()[:512]):
+            if run.path.is_file() and _is_pickle(run.path):
                 raise PICKLE(path=run.path, expected="the directory of a run, whose weights are safetensors")
             raise NOT_A_RUN(path=run.path)
         return run
+
+
+def _is_pickle(path: Path) -> bool:
+    with open(path, "rb") as file:
+        return is_pickle(file.read(512))
 
 
 class RunLock:

@@ -4,6 +4,8 @@
     tapeless generate, eval   load()
 Judged by: tests/train/test_runs.py."""
 
+import errno
+import json
 import logging
 import os
 import shutil
@@ -15,8 +17,8 @@ from typing import Any, NamedTuple
 import torch
 
 from tapeless.config import AnyModelConfig, SimpleLMConfig, TrainConfig, checked
-from tapeless.data.prepare import Dataset, open_prepared, prepare
-from tapeless.errors import CheckpointError, ConfigError
+from tapeless.data.prepare import Dataset, fingerprints, open_prepared, prepare, source_hash
+from tapeless.errors import DISK_FULL, CheckpointError, ConfigError
 from tapeless.kernels.repeatable import make_repeatable
 from tapeless.model.build import AnyModel, build_model
 from tapeless.train.checkpoint import Checkpoint, checkpoints, load_checkpoint, read_checkpoint, restore
@@ -93,8 +95,10 @@ def begin(
         )
         write_run_config(run.config, config)
         write_environment(run.env, argv)
-    except BaseException:  # also an impatient Ctrl-C: half a directory would only be in the way of the next attempt
+    except BaseException as error:  # also an impatient Ctrl-C: half a directory would only be in the way of the next attempt
         shutil.rmtree(run.path)
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise DISK_FULL(path=out_dir, detail="the data do not fit") from None
         raise
     return run, config, data
 
@@ -107,8 +111,28 @@ def resumed_configuration(run: RunDir, overrides: Mapping[str, Any]) -> tuple[Ru
     of_train = {name: value for name, value in overrides.items() if name not in of_model}
     model = replace(before.model, **of_model)
     train = with_dtype(checked("train", {**set_fields(before.train), **of_train}, "--override"))
-    now = RunConfig(model, train, before.data)
+    now = RunConfig(model, train, fingerprints(run.path))
+    if (train.dataset_path, train.corpus) != (before.train.dataset_path, before.train.corpus):  # moved: is it the same text?
+        name, record = "source_sha256", json.loads((run.path / "data.json").read_text(encoding="utf-8"))
+        kept, found = (
+            replace(c, data={**c.data, name: value}) for c, value in ((before, record[name]), (now, source_hash(train)))
+        )
+        check_resume(kept, found, overrides.keys())
     return now, check_resume(before, now, overrides.keys())
+
+
+def require_room(trainer: Trainer) -> None:
+    """An error where the disk cannot take the checkpoints that will lie there at a time: those that stay, the best, and the one
+    being written."""
+    c, run = trainer.config, trainer.run_dir
+    assert run is not None
+    tensors = [trainer.model.store.flat, *trainer.optimizer.state.values()]
+    saves = trainer.total_steps // c.save_every + 1
+    count = min(c.keep_last, saves) + (trainer.total_steps // c.keep_every if c.keep_every else 0) + 2
+    needed, free = count * sum(x.nbytes for x in tensors), shutil.disk_usage(run.path).free
+    if needed > free:
+        detail = f"{free / 1e6:,.0f} MB are free, {count} checkpoints take {needed / 1e6:,.0f} MB"
+        raise DISK_FULL(path=run.path, detail=detail)
 
 
 def set_fields(train: TrainConfig) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from tapeless.optim.flat import FlatOptimizer
 class StepResult(NamedTuple):
     loss: float
     grad_norm: float  # before clipping
+    skipped: bool = False  # the loss was above its limit: nothing was updated
 
 
 def optimizer_of(model: AnyModel, config: TrainConfig) -> FlatOptimizer:
@@ -72,11 +73,15 @@ def train_step(
     grad_accum: int,
     step: int,
     first_sample: int,
+    loss_limit: float = math.inf,
 ) -> StepResult:
+    """loss_limit: above it, nothing is updated (guard.py)."""
     loss = accumulate_gradients(model, tokens, targets, grad_accum=grad_accum, step=step, first_sample=first_sample)
     norm = float((model.ops.grad_norm or grad_norm)(model.store.flat_grads))
     if not (math.isfinite(loss) and math.isfinite(norm)):
         raise NonFiniteError(f"step {step + 1}: loss {loss}, gradient norm {norm}; nothing was updated: try a smaller lr")
+    if loss > loss_limit:
+        return StepResult(loss, norm, skipped=True)
     optimizer.lr = lr
     if optimizer.step(scale=clip_scale(norm, grad_clip), copy=model.store.copy):
         model.store.copied()

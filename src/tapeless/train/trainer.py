@@ -22,16 +22,19 @@ from tapeless.config import AnyModelConfig, ModelConfig, Sampling, TrainConfig
 from tapeless.data.files import atomic_write
 from tapeless.data.loader import Loader, validation_windows
 from tapeless.data.prepare import Dataset
-from tapeless.errors import WARMUP_TOO_LONG, ConfigError, DamagedError, NonFiniteError
+from tapeless.errors import WARMUP_TOO_LONG, ConfigError, DamagedError, IdentityError, NonFiniteError
 from tapeless.generate.engine import generate
 from tapeless.model.build import AnyModel
 from tapeless.optim.schedule import learning_rate
 from tapeless.train.checkpoint import Checkpoint, checkpoints, point_to, pointed, restore, save_checkpoint
 from tapeless.train.evaluate import Evaluation, evaluate
 from tapeless.train.graph import graphed_step
+from tapeless.train.guard import SpikeGuard
+from tapeless.train.identities import check_identities
+from tapeless.train.nonfinite import first_bad_tensor, write_dump
 from tapeless.train.rotation import is_new_best, mark_best, rotate
 from tapeless.train.run_dir import RunDir
-from tapeless.train.step import optimizer_of, train_step
+from tapeless.train.step import StepResult, optimizer_of, train_step
 
 DEFAULT_STEPS = 1000
 WARMUP_SHARE, WARMUP_MOST = 0.05, 100
@@ -78,7 +81,9 @@ class Trainer:
         self.validation = validation_windows(data.val, self.seq_len, config.eval_windows)
         self.optimizer = optimizer_of(model, config)
         self._graphed = graphed_step(model, self.optimizer, config)
+        self.spikes = SpikeGuard(config.spike_z)
         self.steps = self.samples = self.tokens = 0  # taken and seen so far
+        self.skipped = 0  # updates, because their loss was a spike
         self.best_val_loss: float | None = None
         self.best_step: int | None = None
         self.evals_without_best, self.last_eval = 0, 0  # how many in a row; the step of the last one
@@ -119,10 +124,26 @@ class Trainer:
         tokens: Tensor,  # (k*B, T) int64, k = grad_accum
         targets: Tensor,  # (k*B, T) int64
     ) -> StepMetrics:
+        if self.config.paranoid and (self.steps + 1) % self.config.paranoid == 0:
+            check_identities(self.model, tokens, targets, step=self.steps, first_sample=self.samples)
         start = time.perf_counter()
         epoch, lr = self.loader.epoch_of(self.samples), self.learning_rate(self.steps)
+        try:
+            result = self._computed(tokens, targets, lr)
+        except NonFiniteError as error:
+            raise self._dumped(error, tokens, targets, lr) from None
+        seconds = time.perf_counter() - start
+        self.steps += 1
+        self.samples += tokens.shape[0]
+        self.tokens += tokens.numel()
+        speed = tokens.numel() / seconds
+        return StepMetrics(self.steps, epoch, self.tokens, result.loss, lr, result.grad_norm, seconds, speed)
+
+    def _computed(self, tokens: Tensor, targets: Tensor, lr: float) -> StepResult:
+        """The step itself, under the guard against spikes."""
+        limit = self.spikes.limit()
         if self._graphed is not None:
-            result = self._graphed(tokens, targets, lr=lr, step=self.steps)
+            result = self._graphed(tokens, targets, lr=lr, step=self.steps, loss_limit=limit.loss)
         else:
             result = train_step(
                 self.model,
@@ -134,13 +155,31 @@ class Trainer:
                 grad_accum=self.config.grad_accum,
                 step=self.steps,
                 first_sample=self.samples,
+                loss_limit=limit.loss,
             )
-        seconds = time.perf_counter() - start
-        self.steps += 1
-        self.samples += tokens.shape[0]
-        self.tokens += tokens.numel()
-        speed = tokens.numel() / seconds
-        return StepMetrics(self.steps, epoch, self.tokens, result.loss, lr, result.grad_norm, seconds, speed)
+        self.spikes.take(result.loss)
+        if result.skipped:
+            self.skipped += 1
+            spike = {"skipped_step": self.steps + 1, "spike": result.loss, "limit": limit.loss, "skipped": self.skipped}
+            self._warn(
+                f"step {self.steps + 1}: loss {result.loss:.4g} is a spike, {(result.loss - limit.median) / limit.scale:.0f} "
+                f"deviations above the recent {limit.median:.4g}: its update was skipped, {self.skipped} so far",
+                **spike,
+            )
+        return result
+
+    def _dumped(self, error: NonFiniteError, tokens: Tensor, targets: Tensor, lr: float) -> NonFiniteError:
+        """The error with the first bad tensor in it, and in the run's directory what is needed to look further."""
+        number, last = self.steps + 1, self.samples + len(tokens) - 1
+        options = {"grad_accum": self.config.grad_accum, "step": self.steps, "first_sample": self.samples}
+        bad = first_bad_tensor(self.model, tokens, targets, **options)
+        said = f"step {number}: {str(error).removeprefix(f'step {number}: ')}; first bad tensor: {bad}"
+        said += f"; batch: samples {self.samples} to {last}"
+        if self.run_dir is not None:
+            dump = self.run_dir.path / "dumps" / f"step-{number:08d}.json"
+            write_dump(dump, bad, tokens, targets, {"step": number, "samples": [self.samples, last], "lr": lr, "error": said})
+            said += f"; dump: {dump}; go on from the last checkpoint: tapeless train resume {self.run_dir.path}"
+        return NonFiniteError(said)
 
     def run(self) -> str:
         """Train to the end; `done`, `early` (no new best for too long) or `stopped` (asked to, and resumable)."""
@@ -154,7 +193,7 @@ class Trainer:
                 self._tell("step", **metrics._asdict())
                 complete = self._boundary()
             self.save()
-        except NonFiniteError as error:
+        except (NonFiniteError, IdentityError) as error:
             self._tell("guard", error=str(error))
             raise
         return ending
@@ -248,10 +287,14 @@ class Trainer:
         restore(self.model.params, checkpoint.params, checkpoint.path)
         for name, views in moments.items():
             restore(views, checkpoint.optim[name], checkpoint.path)
-        self.steps = self.optimizer.t = self.resumed_from = state["step"]
+        self.steps = self.resumed_from = state["step"]
         self.samples, self.tokens = state["sample_index"], state["tokens"]
         self.best_val_loss, self.best_step = state["best_val_loss"], state["best_step"]
-        self.evals_without_best, self.last_eval = state["guard"]["evals_without_best"], state["guard"]["last_eval"]
+        guard = state["guard"]
+        self.evals_without_best, self.last_eval = guard["evals_without_best"], guard["last_eval"]
+        self.skipped = guard.get("skipped", 0)  # a checkpoint from before this guard has neither
+        self.spikes = SpikeGuard(self.config.spike_z, guard.get("losses", ()))
+        self.optimizer.t = self.steps - self.skipped
         self._saved = (self.steps, checkpoint.path)
         self._plan()
         self._leave_other_future()
@@ -285,12 +328,17 @@ class Trainer:
             "seed": self.config.seed,
             "best_val_loss": self.best_val_loss,
             "best_step": self.best_step,
-            "guard": {"evals_without_best": self.evals_without_best, "last_eval": self.last_eval},
+            "guard": {
+                "evals_without_best": self.evals_without_best,
+                "last_eval": self.last_eval,
+                "skipped": self.skipped,
+                "losses": list(self.spikes.losses),
+            },
             "world_size": 1,
         }
 
     def _tell(self, event: str, **facts: Any) -> None:
         self.on_event({"event": event, "step": self.steps, **facts, "time": time.time()})
 
-    def _warn(self, text: str) -> None:
-        self._tell("guard", warning=text)
+    def _warn(self, text: str, **facts: Any) -> None:
+        self._tell("guard", warning=text, **facts)

@@ -1,0 +1,148 @@
+"""Identities that hold for every right model, whatever its weights: sampled while it trains (`--paranoid N`).
+
+    linear + cross-entropy   a column of dlogits sums to 0 over V, hence sum_v dw = 0; ignored targets have dx = 0 exactly
+    RMSNorm, LayerNorm       <x, dx> = 0 but for eps; LayerNorm also sum dx = 0
+    rotation                 keeps the length of every q and k, and leaves v alone, bit for bit
+    embedding                rows that no token used have a gradient of 0 exactly
+    causality                logits do not see later tokens, bit for bit
+They need no oracle and no second model, only one more pass over a few rows of the batch, beside the step: what is trained is
+the same bit for bit. A wrong kernel, a wrong build or memory that has gone bad does not keep them.
+Judged by: tests/train/test_identities.py."""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from tapeless.errors import IdentityError
+from tapeless.model.build import AnyModel
+from tapeless.model.transformer import Transformer
+from tapeless.model.watch import HEAD, Seen, watched
+from tapeless.ops.cross_entropy import IGNORED
+
+ROWS = 2  # of the batch
+# Where not exact, relative to the size of the terms; a healthy model's worst was 7e-8 in float32 and 2.4e-3 in bfloat16.
+IDENTITY = {"float64": 1e-10, "float32": 1e-4, "bfloat16": 2**-6}
+
+
+def wide(x: Tensor) -> Tensor:
+    """What an identity is judged in; not every device has float64."""
+    return x.to("cpu", torch.float64)
+
+
+class Checked(NamedTuple):
+    """One identity in one place."""
+
+    identity: str
+    layer: str
+    error: float
+    bound: float
+
+
+def check_identities(
+    model: AnyModel,
+    tokens: Tensor,  # (B, T) int64
+    targets: Tensor,  # (B, T) int64
+    *,
+    step: int,
+    first_sample: int,
+) -> None:
+    """Raise where one does not hold. Overwrites the gradients."""
+    bad = next((v for v in identities(model, tokens, targets, step, first_sample) if not v.error <= v.bound), None)
+    if bad is not None:
+        raise IdentityError(
+            f"step {step + 1}: {bad.identity} does not hold in {bad.layer}: error {bad.error:.1e}, bound {bad.bound:.0e}; "
+            "nothing was updated; run tapeless gradcheck on the model, or try --ops reference"
+        )
+
+
+def identities(model: AnyModel, tokens: Tensor, targets: Tensor, step: int, first_sample: int) -> Iterator[Checked]:
+    tokens, targets = tokens[:ROWS], targets[:ROWS]
+    found: list[Checked] = []
+    model.zero_grads()
+    if isinstance(model, Transformer):
+        look = _Look(model, targets, found)
+        with watched(model, look):
+            model.forward_backward(tokens, targets, step=step, first_sample=first_sample)
+        yield from found
+        yield from _causality(model, tokens[:1])
+    else:
+        model.forward_backward(tokens, targets)
+    yield from _unused_rows(model, tokens)
+
+
+class _Look:
+    """Judges each call of an op as it is seen."""
+
+    def __init__(self, model: Transformer, targets: Tensor, found: list[Checked]):
+        self.config, self.targets, self.found = model.config, targets, found
+        self.bound = IDENTITY[model.dtype]
+        self.sums: dict[int, tuple[Any, Tensor]] = {}  # what a norm saved, by its id, and the s that it was of
+
+    def __call__(self, seen: Seen) -> None:
+        if seen.op == HEAD and seen.direction != "forward":
+            self._head(seen)
+        elif seen.op == "qkv_rope" and seen.direction == "forward":
+            self._rotation(seen)
+        elif seen.op == "add_norm" and seen.direction == "forward":
+            self.sums[id(seen.saved)] = seen.saved, wide(seen.outputs["s"])
+        elif seen.op == "add_norm":
+            self._norm(seen)
+
+    def _add(self, identity: str, layer: str, error: Tensor, bound: float) -> None:
+        self.found.append(Checked(identity, layer, float(error.max()) if error.numel() else 0.0, bound))
+
+    def _head(self, seen: Seen) -> None:
+        c, dx = self.config, seen.outputs["dx"]
+        ignored = dx.reshape(-1, dx.shape[-1])[self.targets.flatten() == IGNORED]  # (n, C)
+        self._add("dx = 0 of ignored targets", seen.layer, ignored.abs(), 0.0)
+        if not c.z_loss and not c.logit_softcap:
+            (dw,) = map(wide, seen.grads)  # (V, C); of a tied model the head's share alone, the other comes later
+            self._add("sum of dw over V = 0", seen.layer, dw.sum(0).norm() / dw.norm(dim=1).sum().clamp_min(1e-300), self.bound)
+
+    def _rotation(self, seen: Seen) -> None:
+        c, qkv = self.config, wide(seen.inputs[0])  # (B, T, (H+2G)*D)
+        width, keys = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
+        q, k, v = qkv.split([width, keys, keys], -1)
+        if not c.qk_norm:
+            for name, before in (("q", q), ("k", k)):
+                length = before.square().sum(-1)  # (B, T)
+                after = wide(seen.outputs[name]).square().sum((1, 3))  # of (B, heads, T, D)
+                error = (after - length).abs() / length.clamp_min(1e-300)
+                self._add(f"the rotation keeps the length of {name}", seen.layer, error, self.bound)
+        own = wide(seen.outputs["v"]).transpose(1, 2).flatten(2)  # (B, T, G*D)
+        self._add("v is what the product gave", seen.layer, (own - v).abs(), 0.0)
+
+    def _norm(self, seen: Seen) -> None:
+        ds, dn, saved, w, *_ = seen.inputs
+        _, s = self.sums.pop(id(saved))  # (B, T, C)
+        d, terms = wide(seen.outputs["dx"]), 0.0
+        if ds is not None:  # the stream's own gradient goes past the norm
+            d, terms = d - wide(ds), wide(ds).norm(dim=-1)
+        centred = s - s.mean(-1, keepdim=True) if self.config.norm == "layer" else s
+        power = centred.square().mean(-1) + self.config.norm_eps  # (B, T)
+        terms = terms + (wide(dn) * wide(w)).norm(dim=-1) / power.sqrt() + 1e-300
+        felt = self.config.norm_eps / power  # the share of the input's scale that eps lets through
+        error = (centred * d).sum(-1).abs() / (centred.norm(dim=-1) * terms + 1e-300) - felt
+        self._add("<x, dx> = 0 of a norm", seen.layer, error, self.bound)
+        if self.config.norm == "layer":
+            error = d.sum(-1).abs() / (d.shape[-1] ** 0.5 * terms)
+            self._add("sum of dx = 0 of LayerNorm", seen.layer, error, self.bound)
+
+
+def _causality(model: Transformer, tokens: Tensor) -> Iterator[Checked]:  # (1, T)
+    half = tokens.shape[1] // 2
+    if half:
+        other = tokens.clone()
+        other[:, half:] = (other[:, half:] + 1) % model.config.vocab_size
+        seen = (model.logits(tokens)[:, :half] != model.logits(other)[:, :half]).sum()
+        yield Checked("logits do not see later tokens", "the model", float(seen), 0.0)
+
+
+def _unused_rows(model: AnyModel, tokens: Tensor) -> Iterator[Checked]:
+    if not getattr(model.config, "tie_embeddings", False):  # a tied row has the head's gradient too
+        unused = torch.ones(model.config.vocab_size, dtype=torch.bool, device=tokens.device)
+        unused[tokens.flatten()] = False
+        rows = model.grads["embed.w"][unused]
+        yield Checked("unused rows have no gradient", "embed", float(rows.abs().max()) if len(rows) else 0.0, 0.0)

@@ -1,0 +1,131 @@
+"""Where a step went bad: the first tensor that is not finite, by its layer and op, and a dump that says so.
+
+A healthy step looks at its loss and its gradient norm alone. When one of them is not finite, nothing is updated, and the
+batch is computed once more with every op watched. A bad weight is named as such, with the op in which it first shows. Where
+the second time is clean, the fault was not the arithmetic's (a bit that flipped), and the bad gradient is named that was there.
+Judged by: tests/train/test_nonfinite.py, acceptance/guards.py."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from tapeless.data.files import write_json
+from tapeless.model.build import AnyModel
+from tapeless.model.params import ParamStore
+from tapeless.model.transformer import Transformer
+from tapeless.model.watch import Seen, watched
+from tapeless.ops.cross_entropy import valid_targets
+from tapeless.train.step import micro_batches
+
+
+class BadTensor(NamedTuple):
+    tensor: str  # parameter blocks.0.attn.wq | gradient of head.w | dq
+    layer: str  # blocks.0.attn
+    op: str  # such as `attention backward`; empty where no op showed it
+    place: tuple[int, ...]  # of the element
+    value: float
+    note: str = ""
+
+    def __str__(self) -> str:
+        place = f"{list(self.place)}" if self.place else ""
+        where = f" in {self.layer}" + (f", {self.op}" if self.op else "")
+        return f"{self.tensor}{place} = {self.value}{where}{f' ({self.note})' if self.note else ''}"
+
+
+def first_bad_tensor(
+    model: AnyModel,
+    tokens: Tensor,  # (k*B, T) int64
+    targets: Tensor,  # (k*B, T) int64
+    *,
+    grad_accum: int,
+    step: int,
+    first_sample: int,
+) -> BadTensor:
+    """Of a step that went bad and left its gradients as they were. Overwrites them."""
+    weight = _bad_view(model.params)
+    left = _bad_view({name: model.grads[name] for name in reversed(list(model.grads))})  # as backward comes to them
+    shown = None
+    if isinstance(model, Transformer):
+        shown = _first_shown(model, tokens, targets, grad_accum=grad_accum, step=step, first_sample=first_sample)
+    if weight is not None:
+        name, index, value = weight
+        op = f"first shown by {shown.layer} {shown.op}, {shown.tensor}{list(shown.place)}" if shown else ""
+        return BadTensor(f"parameter {name}", _owner(name), "", index, value, op)
+    if shown is not None:
+        return shown
+    again = "computed once more, every op was finite" if isinstance(model, Transformer) else ""
+    if left is not None:
+        name, index, value = left
+        return BadTensor(f"gradient of {name}", _owner(name), "", index, value, again)
+    return BadTensor("loss", "head", "", (), float("nan"), again)
+
+
+def _first_shown(
+    model: Transformer, tokens: Tensor, targets: Tensor, *, grad_accum: int, step: int, first_sample: int
+) -> BadTensor | None:
+    found: list[BadTensor] = []
+
+    def look(seen: Seen) -> None:
+        if not found:
+            found.extend(_bad_of(seen, model.store))
+
+    num_targets = valid_targets(targets)
+    model.zero_grads()
+    with watched(model, look):
+        for x, y in micro_batches(tokens, targets, grad_accum):
+            if not found:
+                # Unchecked, so that it goes on behind a bad weight.
+                model.forward_backward(x, y, num_targets=num_targets, step=step, first_sample=first_sample, check=False)
+            first_sample += len(x)
+    return found[0] if found else None
+
+
+def _bad_of(seen: Seen, store: ParamStore) -> list[BadTensor]:
+    """The first bad result of one call, or the first bad gradient that it left."""
+    for name, x in seen.outputs.items():
+        bad = _bad_element(x) if isinstance(x, Tensor) else None
+        if bad is not None:
+            return [BadTensor(name, seen.layer, f"{seen.op} {seen.direction}", *bad)]
+    for dw in seen.grads:
+        bad = _bad_element(dw)
+        if bad is not None:  # neighbours are handed over as one matrix: find the one it is in
+            offset = int(dw.storage_offset()) + _flat_index(bad[0], dw)
+            name, (start, _) = next((n, span) for n, span in store.layout.spans.items() if span[0] <= offset < sum(span))
+            shape = store.layout.specs[name].shape
+            index = tuple(int(i) for i in torch.unravel_index(torch.tensor(offset - start), shape))
+            return [BadTensor(f"gradient of {name}", seen.layer, f"{seen.op} {seen.direction}", index, bad[1])]
+    return []
+
+
+def _bad_view(views: Mapping[str, Tensor]) -> tuple[str, tuple[int, ...], float] | None:
+    for name, view in views.items():
+        bad = _bad_element(view)
+        if bad is not None:
+            return name, *bad
+    return None
+
+
+def _bad_element(x: Tensor) -> tuple[tuple[int, ...], float] | None:
+    finite = torch.isfinite(x)
+    if finite.all():
+        return None
+    index = tuple((~finite).nonzero()[0].tolist())
+    return index, float(x[index])
+
+
+def _flat_index(index: tuple[int, ...], x: Tensor) -> int:
+    return sum(i * stride for i, stride in zip(index, x.stride(), strict=True))
+
+
+def _owner(name: str) -> str:
+    return name.rpartition(".")[0]
+
+
+def write_dump(path: Path, bad: BadTensor, tokens: Tensor, targets: Tensor, facts: Mapping[str, Any]) -> None:
+    """Everything that is needed to compute the step again elsewhere, but for the weights, which the checkpoint has."""
+    first = bad._asdict() | {"value": str(bad.value)}  # JSON has no NaN
+    batch = {"tokens": tokens.tolist(), "targets": targets.tolist()}
+    write_json(path, {**facts, "first_bad_tensor": first, "batch": batch})

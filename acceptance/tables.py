@@ -1,4 +1,5 @@
-"""Write the tables in README.md and docs/ from what the acceptance scripts measured (results/*.json).
+"""Write the tables in README.md and docs/ from what the acceptance scripts measured (results/*.json), and docs/errors.md from
+the catalogue of errors.
 
 python acceptance/tables.py           fill every marked region
 python acceptance/tables.py --check   exit 1 if a region does not say what the results say"""
@@ -10,6 +11,7 @@ from typing import Any
 
 import performance_tables
 
+from tapeless.errors import catalogue
 from tapeless.verify.mutants import MutantResult, matrix
 
 HOME = Path(__file__).resolve().parent
@@ -106,6 +108,7 @@ REGIONS = {
     ("docs/verification.md", "memory"): memory,
     ("docs/verification.md", "mutants"): mutants,
     ("docs/training.md", "measured"): training,
+    ("docs/errors.md", "catalogue"): catalogue,
     ("docs/performance.md", "overview"): performance_tables.overview,
     ("docs/performance.md", "models"): performance_tables.models,
     ("docs/performance.md", "gpu"): performance_tables.gpu,

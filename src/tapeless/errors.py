@@ -102,6 +102,13 @@ class DamagedError(CheckpointError):
     fix = "without `--no-fallback` the checkpoint before it is used"
 
 
+class WorkerError(TapelessError):
+    """A contender of the benchmark that cannot be measured, with the reason."""
+
+    code = "BENCH"
+    fix = "leave it out, or install what the message names"
+
+
 class LockedError(TapelessError):
     """A run directory that another live process writes to."""
 

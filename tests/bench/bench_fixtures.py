@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from tapeless.bench.process import WorkerError
 from tapeless.bench.task import Task, measured
 from tapeless.config import ModelConfig, TrainConfig
+from tapeless.errors import WorkerError
 
 SMALL = ModelConfig(vocab_size=23, hidden_dim=16, num_layers=2, num_heads=4, intermediate_dim=24, max_seq_len=8)
 

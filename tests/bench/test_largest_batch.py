@@ -6,8 +6,8 @@ import pytest
 from bench_fixtures import task
 
 from tapeless.bench.largest_batch import MOST, largest_batch
-from tapeless.bench.process import WorkerError
 from tapeless.bench.task import Task
+from tapeless.errors import WorkerError
 
 
 class Device:

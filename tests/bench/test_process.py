@@ -5,7 +5,8 @@ import sys
 import pytest
 from bench_fixtures import task
 
-from tapeless.bench.process import Process, WorkerError, environment
+from tapeless.bench.process import Process, environment
+from tapeless.errors import WorkerError
 
 ECHO = """
 import json, sys

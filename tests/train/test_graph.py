@@ -118,3 +118,17 @@ def test_where_it_cannot_be_it_says_why(caplog: pytest.LogCaptureFixture, monkey
         with caplog.at_level(logging.WARNING, "tapeless"):
             assert graphed_step(each, optimizer, config) is None
         assert reason in caplog.messages[-1]
+
+
+def test_a_loss_above_its_limit_updates_nothing_and_the_next_step_goes_on():
+    step, data = graphed(), batch()
+    step(*data, lr=1e-2, step=0)
+    before = state(step)
+    result = step(*data, lr=1e-2, step=1, loss_limit=1.0)
+    assert result.skipped
+    assert result.loss > 1.0
+    assert all(torch.equal(a, b) for a, b in zip(before, state(step), strict=True))
+    assert step.optimizer.t == 1
+    assert not step(*data, lr=1e-2, step=2, loss_limit=100.0).skipped
+    assert not torch.equal(before[0], step.model.store.flat)
+    assert step.optimizer.t == 2

@@ -5,9 +5,9 @@ Each contender alone, in processes of their own, with a fresh folder for everyth
 import tempfile
 from collections.abc import Callable, Sequence
 
-from tapeless.bench.process import WorkerError
 from tapeless.bench.side_by_side import Handle, Measured, Progress, begin
 from tapeless.bench.task import Task
+from tapeless.errors import WorkerError
 
 Start = Callable[[Task, str], Handle]  # the task, and the folder for what is compiled
 

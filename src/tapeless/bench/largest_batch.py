@@ -6,9 +6,9 @@ Judged by: tests/bench/test_largest_batch.py."""
 
 from dataclasses import replace
 
-from tapeless.bench.process import WorkerError
 from tapeless.bench.side_by_side import Measured, Progress, Start, begin
 from tapeless.bench.task import Task
+from tapeless.errors import WorkerError
 
 MOST = 2**16  # rows
 

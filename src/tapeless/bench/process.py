@@ -11,17 +11,11 @@ from types import TracebackType
 from typing import Any
 
 from tapeless.bench.task import OUR_OWN, Task
-from tapeless.errors import TapelessError
+from tapeless.errors import WorkerError
 
 COMMAND = (sys.executable, "-m", "tapeless.bench.worker")
 WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")  # how threads wait, which `tapeless` sets for itself
 CACHES = ("NUMBA_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
-
-
-class WorkerError(TapelessError):
-    """A contender that cannot be measured, with the reason."""
-
-    code = "BENCH"
 
 
 def environment(task: Task, threads: int | None, caches: str | None = None) -> dict[str, str]:

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any, Protocol
 
-from tapeless.bench.process import WorkerError
 from tapeless.bench.task import Task
+from tapeless.errors import WorkerError
 
 TURN = 1.0  # seconds
 MOST = 500  # steps in a turn

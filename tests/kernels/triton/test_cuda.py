@@ -1,5 +1,6 @@
 """What takes a GPU: the library's attention, the captured step, the whole set by the levels."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -17,6 +18,7 @@ from tapeless.kernels.triton.library_attention import attention
 from tapeless.model.transformer import Transformer
 from tapeless.ops.attention import ATTENTION
 from tapeless.train.graph import GraphedStep, graphed_step
+from tapeless.train.identities import check_identities
 from tapeless.train.step import optimizer_of
 from tapeless.verify.finding import distance
 from tapeless.verify.fixtures import Setting
@@ -74,6 +76,35 @@ def test_a_replay_does_what_the_calls_do():
     (losses, weights), (plain_losses, plain_weights) = course(True), course(False)
     assert losses == pytest.approx(plain_losses, rel=1e-4)
     assert (weights - plain_weights).norm() <= 1e-3 * plain_weights.norm()
+
+
+def test_a_replay_skips_a_spike_without_being_captured_again():
+    """The limit is a number on the device: the same graph updates, skips, and updates again."""
+    model = Transformer(CONFIG, device="cuda", dtype="bfloat16")
+    train = TrainConfig(device="cuda", dtype="bfloat16")
+    step = graphed_step(model, optimizer_of(model, train), train)
+    assert step is not None
+    tokens = torch.randint(512, (8, 64), device="cuda")
+    moved = []
+    for i, limit in enumerate((math.inf, math.inf, 1.0, math.inf, 1.0)):
+        before = [
+            model.store.flat.clone(),
+            model.store.compute_flat.clone(),
+            *(x.clone() for x in step.optimizer.state.values()),
+        ]
+        result = step(tokens, tokens, lr=1e-4, step=i, loss_limit=limit)
+        after = [model.store.flat, model.store.compute_flat, *step.optimizer.state.values()]
+        moved.append(not all(map(torch.equal, before, after)))
+        assert result.skipped != moved[-1]
+    assert moved == [True, True, False, True, False]
+    assert step.optimizer.t == 3
+    assert len(step._captured) == 1
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_identities_hold(dtype: str):
+    model = Transformer(CONFIG, device="cuda", dtype=dtype)
+    check_identities(model, *torch.randint(512, (2, 4, 64), device="cuda"), step=0, first_sample=0)
 
 
 def test_shapes_have_graphs_of_their_own():

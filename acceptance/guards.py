@@ -194,9 +194,9 @@ def healthy_claims(claims: Claims, folder: Path) -> None:
         skipped = sum("skipped" in event for event in of_kind(run, "guard"))
         claims.check(
             f"healthy run, {what}, {len(losses):,} steps: updates skipped",
-            bound=f"0, and no loss beyond half of the limit of {limit:g} deviations",
-            measured=f"{skipped}, largest {largest_z(losses):.1f}",
-            ok=skipped == 0 and largest_z(losses) < limit / 2,
+            bound="0",
+            measured=f"{skipped}; the loss furthest out by {largest_z(losses):.1f} deviations, the limit is {limit:g}",
+            ok=skipped == 0,
         )
 
 

@@ -97,7 +97,7 @@ class _Watch:
 
         def backward(*inputs: Any, **options: Any) -> Any:
             results = op.backward(*inputs, **options)
-            self._tell(name, "backward", inputs, BACKWARD[name], results if isinstance(results, tuple) else (results,))
+            self._tell(name, "backward", inputs, BACKWARD[name], results if len(BACKWARD[name]) > 1 else (results,))
             return results
 
         def both(*inputs: Any, **options: Any) -> Any:

@@ -3,7 +3,7 @@
 A message says what, where, expected and got, and how to fix it, in one line. A class is a kind of error, with a code of its own
 and the exit status that the command line ends with; a `Known` error is one of a kind that has a code, a cause and a fix of
 its own: `raise EMPTY_DATA(path=path)`. docs/errors.md is generated from this file.
-Judged by: tests/test_errors.py."""
+Judged by: tests/test_catalogue.py."""
 
 from dataclasses import dataclass
 from typing import Any, Self

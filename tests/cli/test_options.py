@@ -74,7 +74,7 @@ def test_a_file_of_another_kind_than_the_preset_is_refused(tmp_path: Path):
         (["--lr-schedule", "cosin"], "invalid choice: 'cosin'"),
         (["--preset", "tinny"], "unknown preset 'tinny'; did you mean 'tiny'?"),
         (["--config", "nowhere.toml"], "nowhere.toml: no such file"),
-        (["--max-steps", "2.5"], "invalid int value: '2.5'"),
+        (["--max-steps", "2.5"], "--max-steps must be int, got '2.5'"),
         (["--num", "3"], "unknown flag --num"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

@@ -82,7 +82,17 @@ def mutants() -> str:
     return matrix([MutantResult(**record) for record in result("mutants")["mutants"]], fine)
 
 
-TRAINED = ("make_train", "zig_command", "simplelm_training", "markov", "cllm_training", "shakespeare", "kills", "memory_steady")
+TRAINED = (
+    "make_train",
+    "zig_command",
+    "simplelm_training",
+    "markov",
+    "cllm_training",
+    "shakespeare",
+    "kills",
+    "guards",
+    "memory_steady",
+)
 
 
 def training() -> str:

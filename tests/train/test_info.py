@@ -95,6 +95,14 @@ def test_diverged_says_why(run: RunDir):
     assert "diverged: step 2: loss nan" in describe(facts)
 
 
+def test_skipped_updates_are_counted(run: RunDir):
+    spike = {"event": "guard", "step": 1, "warning": "a spike", "skipped": 1}
+    write(run, start(run), step(1), spike, {"event": "guard", "step": 1, "warning": "threads"}, step(2))
+    facts = run_facts(run.path)
+    assert facts["skipped"] == 1
+    assert "1 update skipped" in describe(facts)
+
+
 def test_resumed_after_it_diverged_is_not_diverged(run: RunDir):
     resumed = start(run) | {"event": "resume"}
     write(run, start(run), {"event": "guard", "step": 0, "error": "loss nan"}, resumed, step(1))

@@ -94,9 +94,13 @@ def fingerprints(folder: Path) -> dict[str, str]:
         raise UNREADABLE(path=error.filename, reason=error.strerror) from None
 
 
-def source_hash(config: TrainConfig) -> str:
-    """Of the text that a configuration names, as it is now."""
-    return _hash_of(_documents(config))
+def source_hashes(folder: Path, config: TrainConfig) -> tuple[str, str]:
+    """Of the text that was prepared, and of the text that a configuration names now."""
+    try:
+        before = json.loads((folder / "data.json").read_text(encoding="utf-8"))["source_sha256"]
+    except (OSError, ValueError, LookupError, TypeError):
+        before = "unknown"  # open_prepared says what is wrong with the file
+    return before, _hash_of(_documents(config))
 
 
 def open_prepared(folder: Path, found: str | None = None) -> Dataset:

@@ -55,6 +55,7 @@ def run_facts(path: str | Path) -> dict[str, Any]:
         "checkpoints": list(checkpoints(run.checkpoints)),
         "latest": marked(run.checkpoints, "latest"),
         "best": marked(run.checkpoints, "best"),
+        "skipped": sum("skipped" in event for event in events),
         "problem": next((event["error"] for event in reversed(events) if "error" in event), None),
     }
 
@@ -129,6 +130,8 @@ def progress_rows(facts: dict[str, Any]) -> list[Row]:
         ("begun", f"{begun}{resumed}; {facts['tokens']:,} tokens in {duration(facts['seconds'])} of steps"),
         ("loss", f"{number(facts['recent_loss'])} over the last steps, {number(facts['first_loss'])} at the first"),
     ]
+    if facts["skipped"]:
+        rows.append(("spikes", f"{count(facts['skipped'], 'update')} skipped, each a guard line in metrics.jsonl"))
     for label, event in (("validation", facts["last_eval"]), ("best", facts["best_eval"])):
         if event:
             rows.append((label, f"{number(event['val_loss'])} at step {event['step']:,}"))

@@ -47,16 +47,19 @@ def first_bad_tensor(
     """Of a step that went bad and left its gradients as they were. Overwrites them."""
     weight = _bad_view(model.params)
     left = _bad_view({name: model.grads[name] for name in reversed(list(model.grads))})  # as backward comes to them
-    shown = None
+    shown, again = None, ""
     if isinstance(model, Transformer):
-        shown = _first_shown(model, tokens, targets, grad_accum=grad_accum, step=step, first_sample=first_sample)
+        try:
+            shown = _first_shown(model, tokens, targets, grad_accum=grad_accum, step=step, first_sample=first_sample)
+            again = "computed once more, every op was finite"
+        except torch.OutOfMemoryError:  # beside a captured step, which has activations of its own
+            again = "there was no memory to compute it once more"
     if weight is not None:
         name, index, value = weight
         op = f"first shown by {shown.layer} {shown.op}, {shown.tensor}{list(shown.place)}" if shown else ""
         return BadTensor(f"parameter {name}", _owner(name), "", index, value, op)
     if shown is not None:
         return shown
-    again = "computed once more, every op was finite" if isinstance(model, Transformer) else ""
     if left is not None:
         name, index, value = left
         return BadTensor(f"gradient of {name}", _owner(name), "", index, value, again)

@@ -5,7 +5,6 @@
 Judged by: tests/train/test_runs.py."""
 
 import errno
-import json
 import logging
 import os
 import shutil
@@ -17,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 
 from tapeless.config import AnyModelConfig, SimpleLMConfig, TrainConfig, checked
-from tapeless.data.prepare import Dataset, fingerprints, open_prepared, prepare, source_hash
+from tapeless.data.prepare import Dataset, fingerprints, open_prepared, prepare, source_hashes
 from tapeless.errors import DISK_FULL, CheckpointError, ConfigError
 from tapeless.kernels.repeatable import make_repeatable
 from tapeless.model.build import AnyModel, build_model
@@ -113,10 +112,8 @@ def resumed_configuration(run: RunDir, overrides: Mapping[str, Any]) -> tuple[Ru
     train = with_dtype(checked("train", {**set_fields(before.train), **of_train}, "--override"))
     now = RunConfig(model, train, fingerprints(run.path))
     if (train.dataset_path, train.corpus) != (before.train.dataset_path, before.train.corpus):  # moved: is it the same text?
-        name, record = "source_sha256", json.loads((run.path / "data.json").read_text(encoding="utf-8"))
-        kept, found = (
-            replace(c, data={**c.data, name: value}) for c, value in ((before, record[name]), (now, source_hash(train)))
-        )
+        hashes = source_hashes(run.path, train)
+        kept, found = (replace(c, data={**c.data, "source_sha256": x}) for c, x in zip((before, now), hashes, strict=True))
         check_resume(kept, found, overrides.keys())
     return now, check_resume(before, now, overrides.keys())
 

@@ -325,7 +325,7 @@ EXTRA = (
     ),
     Mutant("X19", "relu2' without its 2", POINTWISE, "return 2 * relu(x)", "return relu(x)"),
     Mutant("X20", "LayerNorm bias gradient overwritten", LAYER_NORM, "add_row_sum(db, dy)", "add_row_sum(db.zero_(), dy)"),
-    Mutant("X21", "Adam's t begins anew after resume", TRAINER, "self.steps = self.optimizer.t = ", "self.steps = "),
+    Mutant("X21", "Adam's t begins anew after resume", TRAINER, "self.steps - self.skipped", "0"),
     Mutant("X22", "short gradients stretched to the limit", "optim/clip.py", "0 < limit < norm <", "0 < limit and norm <"),
     Mutant("X23", "decay reaches one parameter too far", FLAT, "follows = name in decay", "follows = name in decay or follows"),
     Mutant("X24", "momentum damped by 1 - mu", "optim/sgd.py", ".add_(d)  #", ".add_(d, alpha=1 - self.momentum)  #"),

@@ -21,6 +21,7 @@ from tapeless.errors import ConfigError
 # Fields of [train] that a resume may change; all others are the schedule. What decides the data (path, corpus, tokenizer) is
 # here because [data] is frozen: a file may move as long as it is the same.
 FREE = {
+    "max_time",
     "dataset_path",
     "corpus",
     "tokenizer",

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tapeless.cli.main import build_parser, main
-from tapeless.cli.options import ALIASES, chosen, setting
+from tapeless.cli.options import ALIASES, chosen, field_type, setting
 from tapeless.config import ModelConfig, Sampling, SimpleLMConfig, TrainConfig
 from tapeless.errors import ConfigError, TapelessError, UsageError
 
@@ -146,7 +146,7 @@ def test_every_flag_reaches_its_field():
     for config, part in ((ModelConfig(), "model"), (TrainConfig(), "train")):
         for field in fields(config):
             flag, value = f"--{field.name.replace('_', '-')}", getattr(config, field.name)
-            if isinstance(value, bool):
+            if field_type(field) is bool:
                 words = [f"--no-{flag[2:]}" if value else flag]
             elif field.metadata["choices"]:
                 words = [flag, next(choice for choice in field.metadata["choices"] if choice != value)]

@@ -111,8 +111,11 @@ def level_4() -> Iterator[Finding]:
 
 
 def by_torch(recipe: Recipe, ours: Course) -> Iterator[Finding]:
-    """Loss and gradient norm of every step, and every tensor at the end. In bfloat16 the losses alone."""
+    """Loss and gradient norm of every step, and every tensor at the end. In bfloat16 the losses alone, and that is what Muon
+    multiplies in on a GPU."""
     case, dtype = CASES[recipe.case], recipe.dtype
+    if recipe.config.optimizer == "muon" and recipe.on.device != LAW.device:
+        dtype = "bfloat16"
     start, theirs = values(build(case)), their_course(recipe)
     check = f"training[{recipe.config.optimizer}, {recipe.case}, {dtype}]"
     clipped = sum(size > recipe.config.grad_clip for size in theirs.norms)

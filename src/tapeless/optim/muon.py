@@ -6,14 +6,14 @@ A step of steepest descent where a matrix is measured by how far it can stretch 
 U V', all singular values 1. orthogonal(u) comes near it with products alone, five times over
     x = a x + (b (x x') + c (x x')^2) x                                     from x = u / |u|, |u| the root of its squares' sum
 which leaves U and V as they are and sends each singular value s through s -> a s + b s^3 + c s^5. The coefficients are those
-of K. Jordan and others (2024): steep at 0, and what has grown stays between 0.68 and 1.21; nearer to 1 trains no better.
- u's length does not matter, so neither does a correction of m for its first steps.
-Scale. The root mean square of an orthogonal matrix is max(rows, columns)^(-1/2), AdamW's step has one of 0.2 to 0.4 lr. The
-factor makes it 0.2 lr for every shape (Liu and others, 2025), so that one lr, one decay and one schedule serve both parts.
+of K. Jordan and others (2024): steep at 0, and what has grown stays between 0.68 and 1.21, which is near enough by their
+trials. u's length does not matter, so neither does a correction of m for its first steps.
+Scale. The root mean square of an orthogonal matrix is max(rows, columns)^(-1/2). The factor makes that of a step 0.2 lr for
+every shape, about what AdamW's is (Liu and others, 2025), so that one lr, one decay and one schedule serve both parts.
 Each matrix by itself. In the flat buffer wq, wk, wv lie side by side, as do w_gate, w_up, for products to read them at once.
 But they are different maps, whose outputs no norm sees together: made orthogonal as one, the steps of the three would
 compete for the same singular directions, and a step would depend on what a kernel finds practical to join.
-In float32 on a CPU, in bfloat16 on a GPU, in float64 where the parameters are; matrices of one shape go through together.
+In bfloat16 on a CUDA device, else in the dtype of the parameters, float32 or float64. Matrices of one shape go together.
 Judged by: tests/optim/test_muon.py, by singular values and against torch.optim; L4 to L6 as every optimizer."""
 
 import math
@@ -48,7 +48,7 @@ def orthogonal(
 
 
 def products_dtype(p: Tensor) -> torch.dtype:
-    return torch.bfloat16 if p.dtype == torch.float32 and p.device.type != "cpu" else p.dtype
+    return torch.bfloat16 if p.dtype == torch.float32 and p.device.type == "cuda" else p.dtype
 
 
 def batches(matrices: Mapping[str, Tensor]) -> Iterator[list[str]]:

@@ -114,7 +114,7 @@ def by_torch(recipe: Recipe, ours: Course) -> Iterator[Finding]:
     """Loss and gradient norm of every step, and every tensor at the end. In bfloat16 the losses alone, and that is what Muon
     multiplies in on a GPU."""
     case, dtype = CASES[recipe.case], recipe.dtype
-    if recipe.config.optimizer == "muon" and recipe.on.device != LAW.device:
+    if recipe.config.optimizer == "muon" and recipe.on.device.startswith("cuda"):
         dtype = "bfloat16"
     start, theirs = values(build(case)), their_course(recipe)
     check = f"training[{recipe.config.optimizer}, {recipe.case}, {dtype}]"

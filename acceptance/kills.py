@@ -4,16 +4,14 @@ Moments are drawn over the whole life of a process, its start included; where a 
 again, as a person would."""
 
 import random
-import shutil
 import signal
 import subprocess
 import time
-from pathlib import Path
 
 from claim import Claims
-from training import command, environment, lines, scratch, tapeless
+from killing import KINDS, fingerprint, killed_once, start, to_the_end
+from training import lines, scratch, tapeless
 
-from tapeless.data.files import file_sha256
 from tapeless.train.checkpoint import pointed
 from tapeless.train.run_dir import RunDir
 
@@ -21,27 +19,7 @@ KILLS, TERMS, LIMIT = 20, 5, 25.0
 STEPS = 300
 FLAGS = ["--preset", "tiny", "--max-steps", STEPS, "--batch-size", 2, "--grad-accum", 2, "--seq-len", 32, "--save-every", 20]
 FLAGS += ["--eval-every", 30, "--eval-windows", 16, "--sample-every", 100, "--dropout", 0.1, "--corpus", "arithmetic"]
-KINDS = ("step", "eval", "sample", "checkpoint")
 SEED = 20
-
-
-def start(*arguments: object) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        command("train", *arguments), env=environment(1), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
-
-
-def go_on(run: RunDir) -> list[object]:
-    """The command that a person would type now."""
-    if run.config.is_file():
-        return ["resume", run.path]
-    shutil.rmtree(run.path, ignore_errors=True)
-    return ["new", *FLAGS, "--out-dir", run.path]
-
-
-def fingerprint(run: RunDir) -> dict[str, str]:
-    latest = run.checkpoints / (run.checkpoints / "latest").read_text().strip()
-    return {name: file_sha256(latest / name) for name in ("model.safetensors", "optim.safetensors", "state.json")}
 
 
 def wait_for_step(run: RunDir, step: int, process: subprocess.Popen[bytes]) -> None:
@@ -50,35 +28,17 @@ def wait_for_step(run: RunDir, step: int, process: subprocess.Popen[bytes]) -> N
         time.sleep(0.002)
 
 
-def killed_once(folder: Path, draw: random.Random, seconds: float) -> tuple[RunDir, int] | None:
-    """Killed after a random time, and resumed to its end; with the lines it had when it was killed. None where it was through
-    before that."""
-    run = RunDir(folder)
-    process = start("new", *FLAGS, "--out-dir", run.path)
-    try:
-        process.wait(draw.uniform(0.0, seconds))
-        return None
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-    told = run.metrics.read_bytes().count(b"\n") if run.metrics.exists() else 0
-    if (code := start(*go_on(run)).wait()) != 0:
-        raise SystemExit(f"the command behind a kill failed with exit status {code}")
-    return run, told
-
-
 claims = Claims("kills")
 with scratch() as folder:
     draw = random.Random(SEED)
     expected = RunDir(folder / "unbroken")
     began = time.monotonic()
-    if (code := start("new", *FLAGS, "--out-dir", expected.path).wait()) != 0:
-        raise SystemExit(f"the unbroken run failed with exit status {code}")
+    to_the_end("new", *FLAGS, "--out-dir", expected.path)
     whole = time.monotonic() - began
     kills, equal, attempts = [], 0, 0
     while len(kills) < KILLS:
         attempts += 1
-        killed = killed_once(folder / f"killed-{attempts}", draw, whole)
+        killed = killed_once(folder / f"killed-{attempts}", FLAGS, draw, whole)
         if killed is None:
             continue
         run, told = killed

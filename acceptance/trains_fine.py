@@ -43,6 +43,7 @@ SETUPS = {
     **{case: Setup(case, ADAMW) for case in ("llama", "gpt2", "qk-norm", "cllm", "penalties", "mqa", "simplelm")},
     "gpt2 in bfloat16": Setup("gpt2", {**ADAMW, "dtype": "bfloat16"}),
     "simplelm by sgd": Setup("simplelm", SGD),
+    "llama by muon": Setup("llama", {"optimizer": "muon", "lr": 3e-3}),
 }
 
 

@@ -4,6 +4,7 @@ The bare defaults are the default preset, a small llama-shaped model. Presets ar
 table names the kind of model: [model] a transformer, [simplelm] the attention-free SimpleLM."""
 
 import difflib
+import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
@@ -15,6 +16,8 @@ from tapeless.errors import INDIVISIBLE, OUT_OF_RANGE, UNKNOWN_KEY, WARMUP_TOO_L
 LARGEST = 2**63  # of any whole number here
 INFINITY = float("inf")
 PRESETS = Path(__file__).parent / "presets"
+WEIGHTS = ("raw", "ema")  # of a run: as they were trained, or their moving average
+UNITS = {"s": 1, "m": 60, "h": 3600}  # of a time
 
 
 def option(default: Any, help: str, choices: tuple[str, ...] = (), *, derived: bool = False) -> Any:
@@ -123,7 +126,8 @@ class TrainConfig:
     grad_accum: int = option(1, "micro-batches in a step")
     epochs: int | None = option(None, "passes over the data; whichever of epochs and max_steps is reached first ends the run")
     max_steps: int | None = option(None, "steps; default 1000 where epochs is not given either")
-    optimizer: str = option("adamw", "which optimizer", ("adamw", "adam", "sgd"))
+    max_time: str = option("0", "save and stop, to be resumed, when a process has trained for so long: 90s, 10m, 2h; 0: never")
+    optimizer: str = option("adamw", "which optimizer", ("adamw", "adam", "sgd", "muon"))
     lr: float = option(2e-3, "peak learning rate")
     min_lr: float | None = option(None, "where a falling schedule ends; default a tenth of lr")
     lr_schedule: str = option(
@@ -133,14 +137,15 @@ class TrainConfig:
     )
     warmup_steps: int | None = option(None, "steps in which the rate rises; default 5 % of the steps, at most 100")
     weight_decay: float = option(0.1, "weight decay of the matrices")
-    beta1: float = option(0.9, "decay of the first moment (adam, adamw)")
-    beta2: float = option(0.95, "decay of the second moment (adam, adamw)")
-    eps: float = option(1e-8, "added to the root of the second moment (adam, adamw)")
-    momentum: float = option(0.9, "momentum (sgd)")
-    nesterov: bool = option(False, "Nesterov momentum (sgd)")
+    beta1: float = option(0.9, "decay of the first moment (adam, adamw; muon: of what is no hidden matrix)")
+    beta2: float = option(0.95, "decay of the second moment (likewise)")
+    eps: float = option(1e-8, "added to the root of the second moment (likewise)")
+    momentum: float = option(0.9, "momentum (sgd, muon)")
+    nesterov: bool | None = option(None, "Nesterov momentum; by default with muon, not with sgd")
     grad_clip: float = option(1.0, "largest global norm of the gradient; 0 lets every norm pass")
     spike_z: float = option(20.0, "skip the update of a loss this many robust deviations above the recent ones; 0: never")
     paranoid: int = option(0, "steps between checks of the identities that every right gradient obeys; 0: none")
+    ema_decay: float = option(0.0, "decay of a moving average of the weights, kept beside them; 0: none")
     seed: int = option(0, "seed of weights, data order, dropout and samples")
     device: str = option("cpu", "where to train, as torch names it: cpu, cuda, mps")
     dtype: str = option(
@@ -167,6 +172,10 @@ class TrainConfig:
     sample_temperature: float = option(0.8, "temperature of samples; 0: always the likeliest token")
     verify: bool = option(True, "check the gradients on the first batch before the first step")
 
+    @property
+    def with_nesterov(self) -> bool:
+        return self.optimizer == "muon" if self.nesterov is None else self.nesterov
+
     def __post_init__(self) -> None:
         check_types(self)
         for name in ("batch_size", "grad_accum", "log_every", "save_every", "keep_last"):
@@ -183,9 +192,10 @@ class TrainConfig:
             raise WARMUP_TOO_LONG(warmup=self.warmup_steps, total=f"max_steps {self.max_steps}", most=self.max_steps)
         for name in ("weight_decay", "grad_clip", "spike_z", "sample_temperature"):
             require(0 <= getattr(self, name) < INFINITY, name, "0 or more", getattr(self, name))
-        for name in ("beta1", "beta2", "momentum"):
+        for name in ("beta1", "beta2", "momentum", "ema_decay"):
             require(0 <= getattr(self, name) < 1, name, "in [0, 1)", getattr(self, name))
         require(self.eps > 0, "eps", "above 0", self.eps)
+        seconds(self.max_time)
         require(0 <= self.seed < 2**63, "seed", "0 or more", self.seed)
         require(not self.nesterov or self.momentum > 0, "momentum", "above 0 for nesterov", self.momentum)
 
@@ -219,6 +229,13 @@ TABLES: dict[str, Any] = {**KINDS, "train": TrainConfig}
 def require(ok: bool, name: str, expected: str, got: Any) -> None:
     if not ok:
         raise OUT_OF_RANGE(name=name, expected=expected, got=got)
+
+
+def seconds(time: str) -> float:
+    """A time as flags and files spell it; 0 is no limit."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smh])", time)
+    require(found is not None or time == "0", "max_time", "a number of s, m or h such as 90s, 10m or 2h, or 0", repr(time))
+    return INFINITY if found is None else float(found[1]) * UNITS[found[2]]
 
 
 def check_types(config: Any) -> None:

@@ -76,3 +76,20 @@ def test_the_floor_and_the_sources_own_loss_where_they_are_known(tmp_path: Path,
 def test_a_folder_that_is_no_run(tmp_path: Path, capsys: pytest.CaptureFixture):
     assert main(["eval", str(tmp_path)]) == 2
     assert "is not the directory of a run" in capsys.readouterr().err
+
+
+def test_the_average_of_the_weights(tmp_path: Path, text_file: Path, trained: tuple[Path, str], capsys: pytest.CaptureFixture):
+    run = tmp_path / "run"
+    small = shlex.split("--hidden-dim 8 --num-layers 1 --num-heads 1 --intermediate-dim 8 --max-seq-len 16 --no-verify")
+    words = ["--dataset-path", str(text_file), "--out-dir", str(run), "--max-steps", "20", "--ema-decay", "0.9"]
+    assert main(["train", "new", *small, *words]) == 0
+    capsys.readouterr()
+    losses = {}
+    for which in ("raw", "ema"):
+        assert main(["eval", str(run), "--weights", which, "--json"]) == 0
+        losses[which] = json.loads(capsys.readouterr().out)["val_loss"]
+        assert main(["generate", str(run), "--weights", which, "--max-tokens", "3"]) == 0
+        capsys.readouterr()
+    assert losses["raw"] != losses["ema"]
+    assert main(["eval", str(trained[0]), "--weights", "ema"]) == 2
+    assert "holds no average of the weights" in capsys.readouterr().err

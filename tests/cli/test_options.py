@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tapeless.cli.main import build_parser, main
-from tapeless.cli.options import ALIASES, chosen, setting
+from tapeless.cli.options import ALIASES, chosen, field_type, setting
 from tapeless.config import ModelConfig, Sampling, SimpleLMConfig, TrainConfig
 from tapeless.errors import ConfigError, TapelessError, UsageError
 
@@ -63,6 +63,9 @@ def test_a_file_of_another_kind_than_the_preset_is_refused(tmp_path: Path):
         (["--set", "train.lr=fast"], "lr must be float, got 'fast'"),
         (["--set", "train.batch_size=1.5"], "batch_size must be int, got 1.5"),
         (["--set", "train.optimizer=adamv"], "optimizer is 'adamv'; did you mean 'adam'?"),
+        (["--max-time", "90"], "max_time must be a number of s, m or h such as 90s, 10m or 2h, or 0, got '90'"),
+        (["--max-time", "2 h"], "max_time must be a number of s, m or h"),
+        (["--ema-decay", "1"], "ema_decay must be in [0, 1), got 1.0"),
         (["--lr", "0"], "lr must be a number above 0, got 0.0"),
         (["--lr", "nan"], "lr must be a number above 0, got nan"),
         (["--min-lr", "1"], "min_lr must be between 0 and lr = 0.002, got 1.0"),
@@ -143,7 +146,7 @@ def test_every_flag_reaches_its_field():
     for config, part in ((ModelConfig(), "model"), (TrainConfig(), "train")):
         for field in fields(config):
             flag, value = f"--{field.name.replace('_', '-')}", getattr(config, field.name)
-            if isinstance(value, bool):
+            if field_type(field) is bool:
                 words = [f"--no-{flag[2:]}" if value else flag]
             elif field.metadata["choices"]:
                 words = [flag, next(choice for choice in field.metadata["choices"] if choice != value)]

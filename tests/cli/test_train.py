@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import shlex
 import subprocess
 import sys
@@ -212,3 +213,28 @@ def test_a_whole_process_in_a_pipe(text_file: Path, tmp_path: Path):
     done = subprocess.run([sys.executable, "-m", "tapeless", "train", "new", *SMALL, *words], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert [json.loads(line)["event"] for line in done.stdout.splitlines()][:3] == ["start", "step", "step"]
+
+
+def test_time_runs_out_and_more_is_given(tmp_path: Path, text_file: Path, capsys: pytest.CaptureFixture):
+    run = tmp_path / "run"
+    words = ["--dataset-path", str(text_file), "--out-dir", str(run), "--max-steps", "30", "--no-verify"]
+    assert main(["train", "new", *SMALL, *words, "--max-time", "0.001s"]) == 75
+    out = " ".join(capsys.readouterr().out.split())  # lines end anywhere
+    assert "this process stops after 0.001s" in out
+    assert "its max_time of 0.001s is over; everything is saved" in out
+    assert f"tapeless train resume {run}" in out
+    assert main(["train", "resume", str(run)]) == 75  # the run keeps its limit, and every process has all of it
+    assert main(["train", "resume", str(run), "--max-time", "0"]) == 0
+    assert 'max_time = "0"' in (run / "config.toml").read_text()
+
+
+def test_muon_and_an_average_are_said(tmp_path: Path, text_file: Path, capsys: pytest.CaptureFixture):
+    run = tmp_path / "run"
+    words = ["--dataset-path", str(text_file), "--out-dir", str(run), "--max-steps", "4", "--no-verify", "--ema-decay", "0.9"]
+    assert main(["train", "new", *SMALL, *words, "--optimizer", "muon"]) == 0
+    out = capsys.readouterr().out
+    assert "muon, momentum 0.9, Nesterov, lr 0.002" in out
+    assert "weights averaged with decay 0.9" in out
+    assert re.search(r"bits per byte; averaged weights \d\.\d{4}", out)
+    assert main(["train", "info", str(run)]) == 0
+    assert ", averaged weights " in capsys.readouterr().out

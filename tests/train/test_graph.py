@@ -110,6 +110,7 @@ def test_where_it_cannot_be_it_says_why(caplog: pytest.LogCaptureFixture, monkey
     cases = {
         "wait for the device": (Transformer(CONFIG, ops="reference"), train),
         "SGD is no kernel": (model, replace(train, optimizer="sgd")),
+        "Muon is no kernel": (model, replace(train, optimizer="muon")),
         "mask of dropout": (Transformer(replace(CONFIG, dropout=0.1), ops="interpreted"), train),
     }
     for reason, (each, config) in cases.items():

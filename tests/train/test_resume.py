@@ -26,6 +26,9 @@ KINDS: dict[str, tuple[AnyModelConfig, dict[str, Any]]] = {
     "dropout bfloat16": (replace(MODEL, dropout=0.2), {"grad_accum": 2, "dtype": "bfloat16"}),
     "adam": (MODEL, {"optimizer": "adam", "lr_schedule": "restarts"}),
     "sgd": (MODEL, {"optimizer": "sgd", "nesterov": True, "lr": 0.1, "lr_schedule": "wsd"}),
+    "muon": (MODEL, {"optimizer": "muon", "grad_accum": 2, "ema_decay": 0.9}),
+    "muon bfloat16": (replace(MODEL, dropout=0.2), {"optimizer": "muon", "dtype": "bfloat16", "ema_decay": 0.5}),
+    "ema": (MODEL, {"batch_size": 8, "ema_decay": 0.99}),
     "epochs": (MODEL, {"max_steps": None, "epochs": 3, "batch_size": 16, "seed": 5}),
     "simplelm": (SimpleLMConfig(hidden_dim=8, intermediate_dim=12), {"seq_len": 8}),
     "recompute": (replace(MODEL, dropout=0.1), {"recompute": "full"}),
@@ -59,7 +62,7 @@ def test_stopped_at_any_step_and_resumed(tmp_path: Path, kind: str):
         assert events(run, lines) == events(expected, lines)
 
 
-@pytest.mark.parametrize("kind", ["float32", "dropout bfloat16"])
+@pytest.mark.parametrize("kind", ["float32", "dropout bfloat16", "muon"])
 def test_killed_after_every_event(tmp_path: Path, kind: str):
     """Whatever moment it is, the run that goes on ends as the one that was let be, checkpoints and their lines included."""
     expected = begin_same(tmp_path, kind, "unbroken")

@@ -39,8 +39,8 @@ def finish(process: subprocess.Popen[str]) -> int:
     return process.returncode
 
 
-def new(path: Path, data: str) -> subprocess.Popen[str]:
-    return start("new", *FLAGS, "--dataset-path", data, "--out-dir", str(path))
+def new(path: Path, data: str, *more: str) -> subprocess.Popen[str]:
+    return start("new", *FLAGS, "--dataset-path", data, "--out-dir", str(path), *more)
 
 
 def wait_for_lines(run: RunDir, count: int, process: subprocess.Popen[str]) -> None:
@@ -98,6 +98,19 @@ def test_killed_at_a_random_moment(seed: int, tmp_path: Path, data: str, unbroke
     assert model_sha256(run) == model_sha256(unbroken)
     assert final_bytes(run) == final_bytes(unbroken)
     assert events(run) == events(unbroken)
+
+
+def test_killed_with_muon_and_an_average_of_the_weights(tmp_path: Path, data: str):
+    more, draw = ["--optimizer", "muon", "--ema-decay", "0.9"], random.Random(time.time_ns())
+    expected, run = RunDir(tmp_path / "unbroken"), RunDir(tmp_path / "run")
+    assert finish(new(expected.path, data, *more)) == 0
+    process = new(run.path, data, *more)
+    wait_for_lines(run, draw.randint(12, STEPS - 20), process)
+    process.kill()
+    assert finish(process) == -signal.SIGKILL
+    assert finish(start("resume", str(run.path))) == 0
+    assert final_bytes(run) == final_bytes(expected)
+    assert events(run) == events(expected)
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from tapeless.config import (
     KINDS,
+    WEIGHTS,
     AnyModelConfig,
     ModelConfig,
     TrainConfig,
@@ -49,6 +50,11 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
 
 def add_train_arguments(parser: argparse.ArgumentParser) -> None:
     add_fields(parser.add_argument_group("training"), "train", TrainConfig)
+
+
+def add_weights_argument(parser: argparse.ArgumentParser) -> None:
+    words = "the trained weights, or their moving average, where the run keeps one with ema_decay (default raw)"
+    parser.add_argument("--weights", choices=WEIGHTS, default="raw", help=words)
 
 
 def add_fields(group: Any, table: str, config: Any, *, only: Collection[str] | None = None) -> None:

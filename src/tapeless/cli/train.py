@@ -14,7 +14,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tapeless.cli.options import add_model_arguments, add_train_arguments, chosen, setting
+from tapeless.cli.options import add_fields, add_model_arguments, add_train_arguments, chosen, given, setting
+from tapeless.config import TrainConfig
 
 if TYPE_CHECKING:
     from tapeless.data.prepare import Dataset
@@ -38,6 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     resume.add_argument(
         "--override", metavar="KEY=VALUE", action="append", default=[], help="change a field of [train]; recorded in the run"
     )
+    add_fields(resume, "train", TrainConfig, only=["max_time"])
     resume.add_argument(
         "--no-fallback", action="store_true", help="refuse a damaged checkpoint instead of taking the one before"
     )
@@ -76,7 +78,7 @@ def run_resume(args: argparse.Namespace) -> int:
 
     run = RunDir.open(args.run_dir)
     overrides = dict(setting(f"train.{text}")[1:] for text in args.override)
-    config, changes = resumed_configuration(run, overrides)
+    config, changes = resumed_configuration(run, overrides | given(args, "train"))
     display = make_display(json_lines=args.json, log_every=config.train.log_every)
     told = {f"{change.name}": [change.old, change.new] for change in changes}
     data = open_prepared(run.path, config.data["dataset_fingerprint"])

@@ -9,6 +9,7 @@ from tapeless.config import TrainConfig
 from tapeless.optim.adam import Adam as Adam
 from tapeless.optim.adam import AdamW as AdamW
 from tapeless.optim.flat import FlatOptimizer
+from tapeless.optim.muon import Muon as Muon
 from tapeless.optim.sgd import SGD as SGD
 
 
@@ -23,7 +24,9 @@ def make_optimizer(
     AdamW's step as one kernel, where the model's ops have one."""
     c = config
     if c.optimizer == "sgd":
-        return SGD(params, grads, lr=c.lr, momentum=c.momentum, nesterov=c.nesterov, weight_decay=c.weight_decay, decay=decay)
+        return SGD(
+            params, grads, lr=c.lr, momentum=c.momentum, nesterov=c.with_nesterov, weight_decay=c.weight_decay, decay=decay
+        )
     options: Any = {
         "lr": c.lr,
         "beta1": c.beta1,
@@ -32,4 +35,6 @@ def make_optimizer(
         "weight_decay": c.weight_decay,
         "decay": decay,
     }
+    if c.optimizer == "muon":
+        return Muon(params, grads, fused=fused, momentum=c.momentum, nesterov=c.with_nesterov, **options)
     return AdamW(params, grads, fused=fused, **options) if c.optimizer == "adamw" else Adam(params, grads, **options)

@@ -42,7 +42,11 @@ class Adam(FlatOptimizer):
     def _update(self) -> None:
         g = self._decay()
         self.t += 1
-        p, m, v = self.params, self.state["exp_avg"], self.state["exp_avg_sq"]
+        self._move(g, slice(None))
+
+    def _move(self, g: Tensor, where: slice) -> None:
+        """The formula for a stretch of the flat buffers."""
+        p, g, m, v = (x[where] for x in (self.params, g, self.state["exp_avg"], self.state["exp_avg_sq"]))
         m.lerp_(g, 1 - self.beta1)
         v.mul_(self.beta2).addcmul_(g, g, value=1 - self.beta2)
         root = v.sqrt().div_(math.sqrt(1 - self.beta2**self.t)).add_(self.eps)
@@ -64,7 +68,7 @@ class AdamW(Adam):
         """fused: a kernel that does a whole step in one pass (OpSet.adam_update)."""
         super().__init__(params, grads, **options)
         self.fused = fused
-        self._pieces = pieces(self._stretches, len(self.params)).to(self.params.device)
+        self._pieces = pieces(self._stretches, [slice(0, len(self.params))]).to(self.params.device)
 
     def step(self, *, scale: float = 1.0, copy: Tensor | None = None) -> bool:
         if self.fused is None:
@@ -93,11 +97,14 @@ class AdamW(Adam):
         return self.grads
 
 
-def pieces(decayed: Sequence[slice], numel: int) -> Tensor:  # (k, 3) int64: from, to, whether it decays
-    """The flat buffer cut at the borders of what decays, and into parts that threads can share."""
-    table, end = [], 0
-    for stretch in [*decayed, slice(numel, numel)]:
-        for first, last, decays in ((end, stretch.start, 0), (stretch.start, stretch.stop, 1)):
-            table += [(i, min(i + PIECE, last), decays) for i in range(first, last, PIECE)]
-        end = stretch.stop
+def pieces(decayed: Sequence[slice], updated: Sequence[slice]) -> Tensor:  # (k, 3) int64: from, to, whether it decays
+    """What is updated of the flat buffer, cut at the borders of what decays, and into parts that threads can share."""
+    table = []
+    for part in updated:
+        end = part.start
+        for stretch in [*decayed, slice(part.stop, part.stop)]:
+            start, stop = (min(max(place, part.start), part.stop) for place in (stretch.start, stretch.stop))
+            for first, last, decays in ((end, start, 0), (start, stop, 1)):
+                table += [(i, min(i + PIECE, last), decays) for i in range(first, last, PIECE)]
+            end = stop
     return torch.tensor(table, dtype=torch.int64).view(-1, 3)

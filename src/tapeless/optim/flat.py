@@ -22,6 +22,11 @@ def flat_buffer(views: Mapping[str, Tensor]) -> Tensor:
     return first
 
 
+def named_views(flat: Tensor, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A flat buffer cut as the one behind `like` is."""
+    return {name: flat[view.storage_offset() :][: view.numel()].view(view.shape) for name, view in like.items()}
+
+
 def _places(views: Mapping[str, Tensor]) -> dict[str, tuple[int, torch.Size]]:
     return {name: (int(view.storage_offset()), view.shape) for name, view in views.items()}
 
@@ -37,6 +42,17 @@ def decayed_stretches(views: Mapping[str, Tensor], decay: Collection[str]) -> li
             stretches.append(slice(start, end))
         follows = name in decay
     return stretches
+
+
+def stretches_without(views: Mapping[str, Tensor], numel: int, names: Collection[str]) -> list[slice]:
+    """The flat buffer of `numel` elements without the named parameters, gaps included."""
+    stretches, end = [], 0
+    for name, view in views.items():
+        if name in names:
+            start = int(view.storage_offset())
+            stretches.append(slice(end, start))
+            end = start + view.numel()
+    return [stretch for stretch in (*stretches, slice(end, numel)) if stretch.start < stretch.stop]
 
 
 class FlatOptimizer(ABC):
@@ -98,7 +114,4 @@ class FlatOptimizer(ABC):
 
     def named_state(self) -> dict[str, dict[str, Tensor]]:
         """The state under the parameters' names, as views: what a checkpoint writes, and writes back."""
-        return {
-            key: {name: flat[view.storage_offset() :][: view.numel()].view(view.shape) for name, view in self._views.items()}
-            for key, flat in self.state.items()
-        }
+        return {key: named_views(flat, self._views) for key, flat in self.state.items()}

@@ -152,10 +152,11 @@ class Display:
     def closing(self, trainer: Trainer, ending: str) -> list[Row]:
         """How the run ended, and its loss beside what it had to beat."""
         steps, total, patience = trainer.steps, trainer.total_steps, trainer.config.patience
+        why = f"its max_time of {trainer.config.max_time} is over" if trainer.out_of_time else "as asked"
         how = {
             "done": f"{count(steps, 'step')}",
             "early": f"at step {steps:,} of {total:,}: no new best in {count(patience, 'evaluation')}",
-            "stopped": f"at step {steps:,} of {total:,}, as asked; everything is saved",
+            "stopped": f"at step {steps:,} of {total:,}, {why}; everything is saved",
         }
         rows = [(ending, f"{how[ending]}, {duration(self.progress.seconds)}")]
         found = self.progress.eval
@@ -185,7 +186,8 @@ def evaluation_words(found: Mapping[str, Any]) -> str:
 
 
 def numbers_beside(found: Mapping[str, Any]) -> str:
-    return f"perplexity {found['perplexity']:,.2f}, {found['bits_per_byte']:.3f} bits per byte"
+    average = f"; averaged weights {found['ema_val_loss']:.4f}" if "ema_val_loss" in found else ""
+    return f"perplexity {found['perplexity']:,.2f}, {found['bits_per_byte']:.3f} bits per byte{average}"
 
 
 def beside(value: float, found: Mapping[str, Any]) -> str:

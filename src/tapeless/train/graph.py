@@ -47,7 +47,7 @@ def graphed_step(model: AnyModel, optimizer: FlatOptimizer, config: TrainConfig)
 def _obstacle(model: AnyModel, optimizer: FlatOptimizer) -> str | None:
     if not isinstance(model, Transformer) or not model.ops.capturable or model.ops.grad_norm is None:
         return f"ops {model.ops.name!r} wait for the device within a step"
-    if not isinstance(optimizer, AdamW) or optimizer.fused is None:
+    if type(optimizer) is not AdamW or optimizer.fused is None:
         return f"{type(optimizer).__name__} is no kernel that reads its numbers on the device"
     if model.config.dropout:
         return "a mask of dropout is drawn from the number of its step, which a graph could not change"

@@ -134,7 +134,8 @@ def progress_rows(facts: dict[str, Any]) -> list[Row]:
         rows.append(("spikes", f"{count(facts['skipped'], 'update')} skipped, each a guard line in metrics.jsonl"))
     for label, event in (("validation", facts["last_eval"]), ("best", facts["best_eval"])):
         if event:
-            rows.append((label, f"{number(event['val_loss'])} at step {event['step']:,}"))
+            average = f", averaged weights {number(event['ema_val_loss'])}" if "ema_val_loss" in event else ""
+            rows.append((label, f"{number(event['val_loss'])} at step {event['step']:,}{average}"))
     marks = [f"{name} {number(value)}" for name, value in reversed(facts["baselines"].items())]
     floor = [] if facts["floor"] is None else [f"entropy of the source {number(facts['floor'])}"]
     return [*rows, ("to beat", ", ".join([*marks, *floor]))]

@@ -2,6 +2,7 @@
 
     tapeless.load("runs/tiny")                                  its newest weights
     tapeless.load("runs/tiny/checkpoints/step-00001000")        those of one step
+    tapeless.load("runs/tiny", weights="ema")                   their moving average, where the run keeps one
 Judged by: tests/train/test_loading.py."""
 
 import warnings
@@ -13,7 +14,7 @@ from tapeless.train import runs
 from tapeless.train.checkpoint import MANIFEST, STEP_NAME
 
 
-def load(path: str | Path) -> AnyModel:
+def load(path: str | Path, *, weights: str = "raw") -> AnyModel:
     """Where the newest checkpoint of a run is damaged, the one before it is taken, with a warning."""
     run, which = Path(path), "latest"
     if (run / MANIFEST).is_file():
@@ -22,4 +23,4 @@ def load(path: str | Path) -> AnyModel:
         if not step:
             raise CheckpointError(f"{path} looks like a checkpoint, but is not named step-NUMBER; give it its name back")
         run, which = checkpoint.parents[1], str(int(step[1]))
-    return runs.load(run, which=which, on_warning=lambda text: warnings.warn(text, stacklevel=4)).model
+    return runs.load(run, which=which, weights=weights, on_warning=lambda text: warnings.warn(text, stacklevel=4)).model

@@ -22,6 +22,7 @@ from tapeless.errors import CHANGED, ConfigError
 # content of [data] is frozen: a file may move as long as it is the same.
 FROZEN = {"tokenizer"}
 FREE = {
+    "max_time",
     "dataset_path",
     "corpus",
     "threads",

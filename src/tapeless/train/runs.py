@@ -14,12 +14,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
-from tapeless.config import AnyModelConfig, SimpleLMConfig, TrainConfig, checked
+from tapeless.config import WEIGHTS, AnyModelConfig, SimpleLMConfig, TrainConfig, checked, nearest
 from tapeless.data.prepare import Dataset, fingerprints, open_prepared, prepare, source_hashes
 from tapeless.errors import DISK_FULL, CheckpointError, ConfigError
 from tapeless.kernels.repeatable import make_repeatable
 from tapeless.model.build import AnyModel, build_model
+from tapeless.optim.ema import EMA
 from tapeless.train.checkpoint import Checkpoint, checkpoints, load_checkpoint, read_checkpoint, restore
 from tapeless.train.fastest import fastest_dtype
 from tapeless.train.metrics_log import MetricsLog
@@ -177,8 +179,22 @@ class Loaded(NamedTuple):
     checkpoint: Checkpoint
 
 
-def load(path: str | Path, *, which: str = "latest", on_warning: Warn) -> Loaded:
-    """The model of a run, its weights from `latest`, from `best`, or from the step that `which` names."""
+def chosen_weights(checkpoint: Checkpoint, weights: str) -> Mapping[str, Tensor]:
+    """weights: one of WEIGHTS."""
+    if weights not in WEIGHTS:
+        raise ConfigError(f"weights is {weights!r}; {nearest(weights, WEIGHTS)}")
+    if weights == "raw":
+        return checkpoint.params
+    if EMA not in checkpoint.optim:
+        raise CheckpointError(
+            f"{checkpoint.path} holds no average of the weights: it was trained with ema_decay 0; take the raw weights"
+        )
+    return checkpoint.optim[EMA]
+
+
+def load(path: str | Path, *, which: str = "latest", weights: str = "raw", on_warning: Warn) -> Loaded:
+    """The model of a run, its weights from `latest`, from `best`, or from the step that `which` names: as they were trained,
+    or (`ema`) their moving average."""
     run = RunDir.open(path)
     config = read_run_config(run.config)
     if which in ("latest", "best"):
@@ -191,5 +207,5 @@ def load(path: str | Path, *, which: str = "latest", on_warning: Warn) -> Loaded
             )
         checkpoint = read_checkpoint(steps[int(which)])
     model = make_model(config.model, config.train)
-    restore(model.params, checkpoint.params, checkpoint.path)
+    restore(model.params, chosen_weights(checkpoint, weights), checkpoint.path)
     return Loaded(model, open_prepared(run.path), config, checkpoint)

@@ -81,15 +81,18 @@ def steps_words(trainer: Trainer) -> str:
     tokens = c.batch_size * c.grad_accum * trainer.seq_len
     epochs = total * trainer.loader.batch_size / trainer.loader.num_windows
     warmup = f"{trainer.warmup_steps:,} of them warm-up" if trainer.warmup_steps else "no warm-up"
-    return f"{total:,} of {rows} = {tokens:,} tokens, {epochs:.3g} epochs; {warmup}"
+    limit = "" if c.max_time == "0" else f"; this process stops after {c.max_time}"
+    return f"{total:,} of {rows} = {tokens:,} tokens, {epochs:.3g} epochs; {warmup}{limit}"
 
 
 def optimizer_words(c: TrainConfig) -> str:
     last = c.lr / 10 if c.min_lr is None else c.min_lr
     rate = f"lr {c.lr:g}, {c.lr_schedule}" + ("" if c.lr_schedule == "constant" else f" to {last:g}")
-    moments = f"momentum {c.momentum:g}{', Nesterov' if c.nesterov else ''}" if c.optimizer == "sgd" else ""
+    with_momentum = c.optimizer in ("sgd", "muon")
+    moments = f"momentum {c.momentum:g}{', Nesterov' if c.with_nesterov else ''}" if with_momentum else ""
     clip = f"gradient norm clipped at {c.grad_clip:g}" if c.grad_clip else "no clipping"
-    return ", ".join(part for part in (c.optimizer, moments, rate, clip) if part)
+    average = f"weights averaged with decay {c.ema_decay:g}" if c.ema_decay else ""
+    return ", ".join(part for part in (c.optimizer, moments, rate, clip, average) if part)
 
 
 def decay_groups(names: Iterable[str], decay: Iterable[str]) -> tuple[str, str]:

@@ -18,13 +18,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tapeless.config import AnyModelConfig, ModelConfig, Sampling, TrainConfig
+from tapeless.config import AnyModelConfig, ModelConfig, Sampling, TrainConfig, seconds
 from tapeless.data.files import atomic_write
 from tapeless.data.loader import Loader, validation_windows
 from tapeless.data.prepare import Dataset
 from tapeless.errors import WARMUP_TOO_LONG, ConfigError, DamagedError, IdentityError, NonFiniteError
 from tapeless.generate.engine import generate
 from tapeless.model.build import AnyModel
+from tapeless.optim.ema import EMA, Ema
 from tapeless.optim.schedule import learning_rate
 from tapeless.train.checkpoint import Checkpoint, checkpoints, point_to, pointed, restore, save_checkpoint
 from tapeless.train.evaluate import Evaluation, evaluate
@@ -73,13 +74,16 @@ class Trainer:
     ):
         """run: where checkpoints and samples go; without one nothing is written. on_event: told every event of
         metrics.jsonl. before_save: called before each checkpoint, which must not outlive what was told until then.
-        stopped: asked at every step and inside evaluation; True saves and ends the run."""
+        stopped: asked at every step and inside evaluation; True saves and ends the run, as does the end of max_time, which
+        is counted from here on."""
         self.model, self.config, self.data, self.run_dir = model, config, data, run
-        self.on_event, self.before_save, self.stopped = on_event, before_save, stopped
+        self.on_event, self.before_save = on_event, before_save
+        self._asked, self._deadline = stopped, time.monotonic() + seconds(config.max_time)
         self.seq_len: int = config.seq_len or default_seq_len(model.config)
         self.loader = Loader(data.train, self.seq_len, config.batch_size * config.grad_accum, config.seed)
         self.validation = validation_windows(data.val, self.seq_len, config.eval_windows)
         self.optimizer = optimizer_of(model, config)
+        self.ema = Ema(model.params, config.ema_decay) if config.ema_decay else None
         self._graphed = graphed_step(model, self.optimizer, config)
         self.spikes = SpikeGuard(config.spike_z)
         self.steps = self.samples = self.tokens = 0  # taken and seen so far
@@ -132,12 +136,14 @@ class Trainer:
             result = self._computed(tokens, targets, lr)
         except NonFiniteError as error:
             raise self._dumped(error, tokens, targets, lr) from None
-        seconds = time.perf_counter() - start
+        if self.ema is not None and not result.skipped:
+            self.ema.update(self.optimizer.t)
+        taken = time.perf_counter() - start
         self.steps += 1
         self.samples += tokens.shape[0]
         self.tokens += tokens.numel()
-        speed = tokens.numel() / seconds
-        return StepMetrics(self.steps, epoch, self.tokens, result.loss, lr, result.grad_norm, seconds, speed)
+        speed = tokens.numel() / taken
+        return StepMetrics(self.steps, epoch, self.tokens, result.loss, lr, result.grad_norm, taken, speed)
 
     def _computed(self, tokens: Tensor, targets: Tensor, lr: float) -> StepResult:
         """The step itself, under the guard against spikes."""
@@ -181,8 +187,16 @@ class Trainer:
             said += f"; dump: {dump}; go on from the last checkpoint: tapeless train resume {self.run_dir.path}"
         return NonFiniteError(said)
 
+    @property
+    def out_of_time(self) -> bool:
+        return time.monotonic() >= self._deadline
+
+    def stopped(self) -> bool:
+        """Whether the run is to end here, to be resumed."""
+        return self._asked() or self.out_of_time
+
     def run(self) -> str:
-        """Train to the end; `done`, `early` (no new best for too long) or `stopped` (asked to, and resumable)."""
+        """Train to the end; `done`, `early` (no new best for too long) or `stopped` (asked to, or out of time; resumable)."""
         try:
             complete = True
             if self.resumed_from is not None:
@@ -224,8 +238,9 @@ class Trainer:
 
     def evaluate(self) -> Evaluation | None:
         """The loss on the validation windows, and a checkpoint where it is the best; None where a stop came in between."""
-        found = evaluate(self.model, *self.validation, self.data.bytes_per_token, stopped=self.stopped)
-        if found is None:
+        found = self._evaluation()
+        average = None if found is None or self.ema is None else self._average_evaluation(self.ema)
+        if found is None or (average is None and self.ema is not None):
             return None
         if is_new_best(found.val_loss, self.best_val_loss):
             path = self.save()  # its state is still the one before this evaluation
@@ -235,8 +250,16 @@ class Trainer:
         elif self.last_eval != self.steps:  # else it was counted before the checkpoint that this run was resumed from
             self.evals_without_best += 1
         self.last_eval = self.steps
-        self._tell("eval", **found._asdict(), floor=self.data.floor, best=self.best_val_loss)
+        beside = {} if average is None else {"ema_val_loss": average.val_loss}
+        self._tell("eval", **found._asdict(), **beside, floor=self.data.floor, best=self.best_val_loss)
         return found
+
+    def _evaluation(self) -> Evaluation | None:
+        return evaluate(self.model, *self.validation, self.data.bytes_per_token, stopped=self.stopped)
+
+    def _average_evaluation(self, ema: Ema) -> Evaluation | None:
+        with ema.as_weights():
+            return self._evaluation()
 
     def sample(self) -> str:
         """A text that the model continues from the prompt, or from the first validation token."""
@@ -264,7 +287,8 @@ class Trainer:
         if self._saved is None or self._saved[0] != self.steps:
             self.model.store.raise_if_non_finite()
             self.before_save()
-            path = save_checkpoint(self.run_dir.checkpoints, self.model.params, self.optimizer.named_state(), self._state())
+            kept = self.optimizer.named_state() | ({} if self.ema is None else {EMA: self.ema.named()})
+            path = save_checkpoint(self.run_dir.checkpoints, self.model.params, kept, self._state())
             self._saved = (self.steps, path)
             self._tell("checkpoint", path=path.name)
             rotate(
@@ -279,14 +303,15 @@ class Trainer:
     def resume(self, checkpoint: Checkpoint) -> None:
         """Go on where a checkpoint was written."""
         state, moments = checkpoint.state, self.optimizer.named_state()
-        if checkpoint.optim.keys() != moments.keys():
+        saved = {name: views for name, views in checkpoint.optim.items() if name != EMA}
+        if saved.keys() != moments.keys():
             raise ConfigError(
-                f"{checkpoint.path} holds the optimizer state {', '.join(checkpoint.optim)}, but optimizer "
+                f"{checkpoint.path} holds the optimizer state {', '.join(saved)}, but optimizer "
                 f"{self.config.optimizer!r} has {', '.join(moments)}; resume with the run's own optimizer"
             )
         restore(self.model.params, checkpoint.params, checkpoint.path)
         for name, views in moments.items():
-            restore(views, checkpoint.optim[name], checkpoint.path)
+            restore(views, saved[name], checkpoint.path)
         self.steps = self.resumed_from = state["step"]
         self.samples, self.tokens = state["sample_index"], state["tokens"]
         self.best_val_loss, self.best_step = state["best_val_loss"], state["best_step"]
@@ -297,11 +322,24 @@ class Trainer:
         self.optimizer.t = self.steps - self.skipped
         self._saved = (self.steps, checkpoint.path)
         self._plan()
+        self._resume_average(checkpoint)
         self._leave_other_future()
         here = {"threads": torch.get_num_threads(), "torch_version": torch.__version__, "world_size": 1}
         changed = [f"{name} was {state[name]}, is {value}" for name, value in here.items() if state[name] != value]
         if changed:
             self._warn(f"the last bits may differ from a run that was never stopped: {'; '.join(changed)}")
+
+    def _resume_average(self, checkpoint: Checkpoint) -> None:
+        """An override of ema_decay may have the average begin or end here, which is said."""
+        average = checkpoint.optim.get(EMA)
+        if self.ema is None:
+            if average is not None:
+                self._warn("the average of the weights ends here: ema_decay is 0")
+        elif average is not None:
+            restore(self.ema.named(), average, checkpoint.path)
+        else:
+            self.ema.begin()
+            self._warn(f"{checkpoint.path} holds no average of the weights: it begins with the weights of step {self.steps}")
 
     def _leave_other_future(self) -> None:
         """Where the newest checkpoints were damaged the run goes on from further back, and `best` may name one that is still

@@ -43,6 +43,7 @@ RMS_NORM, LAYER_NORM, POINTWISE = "ops/rms_norm.py", "ops/layer_norm.py", "ops/p
 ROPE, QKV_ROPE, POSITIONS = "ops/rope.py", "ops/qkv_rope.py", "ops/positions.py"
 NUMERICS, PARAMS = "ops/numerics.py", "model/params.py"
 STEP, TRAINER, ADAM, FLAT = "train/step.py", "train/trainer.py", "optim/adam.py", "optim/flat.py"
+MUON, EMA = "optim/muon.py", "optim/ema.py"
 
 # Lines that several mutants change.
 DZ = "dz = p * (dp - (do * o).sum(-1, keepdim=True)) / math.sqrt(D)"
@@ -330,6 +331,35 @@ EXTRA = (
     Mutant("X23", "decay reaches one parameter too far", FLAT, "follows = name in decay", "follows = name in decay or follows"),
     Mutant("X24", "momentum damped by 1 - mu", "optim/sgd.py", ".add_(d)  #", ".add_(d, alpha=1 - self.momentum)  #"),
     Mutant("X25", "dropout masks repeat every step", TRAINER, "            step=self.steps,\n", "            step=0,\n"),
+    Mutant("X26", "Muon iterates once too few", MUON, "in range(ITERATIONS)", "in range(ITERATIONS - 1)"),
+    Mutant("X27", "Muon's step scaled by rows, whatever is larger", MUON, "max(w.shape)", "w.shape[0]"),
+    Mutant("X28", "Muon does not look ahead", MUON, "m.lerp(g, 1 - self.momentum) if self.nesterov else m", "m"),
+    Mutant("X29", "Muon takes embeddings and head too", MUON, '("embed.w", "pos.w", "head.w")', "()"),
+    Mutant("X30", "Muon's matrices do not decay", MUON, "if name in self.decay:", "if False:"),
+    Mutant(
+        "X31",
+        "Muon divides by half the norm",
+        MUON,
+        ".clamp_min(SHORTEST)",
+        ".clamp_min(SHORTEST) * 0.5",
+    ),
+    Mutant(
+        "X32",
+        "Muon's momentum is saved, but not resumed",
+        MUON,
+        "dict(self._momenta)",
+        "{k: m.clone() for k, m in self._momenta.items()}",
+    ),
+    Mutant("X33", "the average begins with the initial weights", EMA, "(t - 1) / (t + FORGETS)", "t / (t + FORGETS + 1)"),
+    Mutant("X34", "the average's decay does not rise", EMA, "return min(decay, (t - 1) / (t + FORGETS))", "return decay"),
+    Mutant(
+        "X35",
+        "the average's t begins anew after resume",
+        TRAINER,
+        "self.ema.update(self.steps + 1)",
+        "self.ema.update(self.steps + 1 - (self.resumed_from or 0))",
+    ),
+    Mutant("X36", "the average is not resumed", TRAINER, "restore(self.ema.named(), average, checkpoint.path)", "pass"),
 )
 
 MUTANTS = LISTED + EXTRA

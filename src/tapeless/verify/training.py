@@ -20,6 +20,7 @@ from tapeless.config import ModelConfig, TrainConfig
 from tapeless.model.build import AnyModel
 from tapeless.train.step import accumulate_gradients
 from tapeless.verify import twin
+from tapeless.verify.by_singular_values import TheirMuon, is_hidden
 from tapeless.verify.finding import Finding, distance
 from tapeless.verify.fixtures import (
     FIRST_SAMPLE,
@@ -67,12 +68,16 @@ class Recipe(NamedTuple):
 # eps is so large that its place in the formula matters; grad_clip lies among the norms, so that it cuts some steps and not all.
 _ADAM: dict[str, Any] = {"lr": 3e-3, "eps": 1e-3, "weight_decay": 0.1, "grad_clip": 1.5, "warmup_steps": 3}
 _SGD: dict[str, Any] = {"optimizer": "sgd", "lr": 0.05, "weight_decay": 0.01, "momentum": 0.9, "grad_clip": 4.0}
+_MUON: dict[str, Any] = {**_ADAM, "optimizer": "muon", "momentum": 0.8}
 RECIPES = (
     Recipe("simplelm", {**_ADAM, "lr_schedule": "linear", "grad_clip": 0.5}),
     Recipe("penalties", _ADAM),
     Recipe("mqa", {**_ADAM, "optimizer": "adam", "lr_schedule": "linear"}),
     Recipe("gpt2", {**_SGD, "nesterov": True, "lr_schedule": "linear"}),
     Recipe("cllm", {**_SGD, "lr_schedule": "constant"}),
+    Recipe("penalties", {**_MUON, "ema_decay": 0.4}),
+    Recipe("one block", {**_MUON, "nesterov": False, "ema_decay": 0.4}, steps=14, resume_at=5),
+    Recipe("mqa", {**_MUON, "lr_schedule": "linear"}, steps=20, dtype="float32"),
     Recipe("llama", _ADAM, steps=20, dtype="float32"),
     Recipe("gpt2", {**_SGD, "lr_schedule": "constant"}, steps=20, dtype="float32"),
     Recipe("llama", _ADAM, steps=20, dtype="bfloat16"),
@@ -86,6 +91,7 @@ class Course(NamedTuple):
     weights: dict[str, Tensor]  # at its end
     losses: list[float]  # of every step
     norms: list[float]  # of the gradient at every step, before clipping
+    average: dict[str, Tensor] | None = None  # of the weights, where one is kept
 
 
 def batch_at(step: int) -> tuple[Tensor, Tensor]:  # tokens, targets (ROWS, T) int64
@@ -105,8 +111,11 @@ def level_4() -> Iterator[Finding]:
 
 
 def by_torch(recipe: Recipe, ours: Course) -> Iterator[Finding]:
-    """Loss and gradient norm of every step, and every tensor at the end. In bfloat16 the losses alone."""
+    """Loss and gradient norm of every step, and every tensor at the end. In bfloat16 the losses alone, and that is what Muon
+    multiplies in on a GPU."""
     case, dtype = CASES[recipe.case], recipe.dtype
+    if recipe.config.optimizer == "muon" and recipe.on.device.startswith("cuda"):
+        dtype = "bfloat16"
     start, theirs = values(build(case)), their_course(recipe)
     check = f"training[{recipe.config.optimizer}, {recipe.case}, {dtype}]"
     clipped = sum(size > recipe.config.grad_clip for size in theirs.norms)
@@ -121,6 +130,9 @@ def by_torch(recipe: Recipe, ours: Course) -> Iterator[Finding]:
         size = norm(movement if name in zeros else {name: movement[name]})
         away = norm({name: w - theirs.weights[name]})
         yield Finding("L4", check, "torch.optim", name, away / size if size else math.inf, TRAINING[dtype])
+        if theirs.average is not None:
+            away = math.inf if ours.average is None else norm({name: ours.average[name] - theirs.average[name]})
+            yield Finding("L4", check, "average of all weights", name, away / size if size else math.inf, TRAINING[dtype])
 
 
 def _series(check: str, what: str, ours: list[float], theirs: list[float], bound: float) -> Finding:
@@ -129,24 +141,28 @@ def _series(check: str, what: str, ours: list[float], theirs: list[float], bound
 
 
 def their_course(recipe: Recipe) -> Course:
-    """Autograd and torch.optim in float64, on the batch as a whole."""
+    """Autograd and torch.optim in float64, on the batch as a whole; of Muon what torch has not, written out once more."""
     case, c = CASES[recipe.case], recipe.config
     weights = {name: w.requires_grad_() for name, w in values(build(case)).items()}
+    hidden = [w for name, w in weights.items() if c.optimizer == "muon" and is_hidden(name)]
+    others = [w for name, w in weights.items() if c.optimizer != "muon" or not is_hidden(name)]
     groups = [
-        {"params": [w for w in weights.values() if w.dim() >= 2], "weight_decay": c.weight_decay},
-        {"params": [w for w in weights.values() if w.dim() < 2], "weight_decay": 0.0},
+        {"params": [w for w in others if w.dim() >= 2], "weight_decay": c.weight_decay},
+        {"params": [w for w in others if w.dim() < 2], "weight_decay": 0.0},
     ]
     optimizer: torch.optim.Optimizer
     if c.optimizer == "sgd":
-        optimizer = torch.optim.SGD(groups, c.lr, momentum=c.momentum, nesterov=c.nesterov)
+        optimizer = torch.optim.SGD(groups, c.lr, momentum=c.momentum, nesterov=c.with_nesterov)
     else:
-        kind = torch.optim.AdamW if c.optimizer == "adamw" else torch.optim.Adam
+        kind = torch.optim.Adam if c.optimizer == "adam" else torch.optim.AdamW
         optimizer = kind(groups, c.lr, betas=(c.beta1, c.beta2), eps=c.eps)
-    losses, norms = [], []
+    muon = TheirMuon(hidden, c.momentum, c.with_nesterov, c.weight_decay)
+    losses, norms, history = [], [], list[dict[str, Tensor]]()
     for step in range(recipe.steps):
         for group in optimizer.param_groups:
             group["lr"] = their_rate(step, recipe)
-        optimizer.zero_grad()
+        for w in weights.values():
+            w.grad = None
         with torch.enable_grad():
             loss = their_loss(case, weights, step)
         loss.backward()
@@ -155,9 +171,23 @@ def their_course(recipe: Recipe) -> Course:
         for g in gradients if size > c.grad_clip > 0 else ():  # torch's own clip_grad_norm_ divides by norm + 1e-6
             g.mul_(c.grad_clip / size)
         optimizer.step()
+        muon.step(their_rate(step, recipe))
         losses.append(float(loss.detach()))
         norms.append(size)
-    return Course({name: w.detach() for name, w in weights.items()}, losses, norms)
+        history.append({name: w.detach().clone() for name, w in weights.items()})
+    return Course(history[-1], losses, norms, their_average(history, c.ema_decay) if c.ema_decay else None)
+
+
+def their_average(history: list[dict[str, Tensor]], decay: float) -> dict[str, Tensor]:
+    """Every step's weights by the share that is left of them at the end."""
+    total = {name: torch.zeros_like(w) for name, w in history[0].items()}
+    left = 1.0
+    for t in range(len(history), 0, -1):
+        kept = decay if decay < (t - 1) / (t + 8) else (t - 1) / (t + 8)
+        for name, w in history[t - 1].items():
+            total[name] += left * (1 - kept) * w
+        left *= kept
+    return total
 
 
 def their_loss(case: ModelCase, weights: Point, step: int) -> Tensor:  # ()
@@ -190,7 +220,9 @@ def our_course(recipe: Recipe) -> Course:
             if step == recipe.resume_at:
                 trainer = resumed(trainer, recipe)
             done.append(trainer.step(*(x.to(recipe.on.device) for x in batch_at(step))))
-        return Course(values(trainer.model), [metrics.loss for metrics in done], [metrics.grad_norm for metrics in done])
+        average = None if trainer.ema is None else {name: w.cpu().double() for name, w in trainer.ema.named().items()}
+        losses, norms = [metrics.loss for metrics in done], [metrics.grad_norm for metrics in done]
+        return Course(values(trainer.model), losses, norms, average)
 
 
 def make_trainer(recipe: Recipe, folder: Path) -> "Trainer":
@@ -238,7 +270,11 @@ def _accumulated(model: AnyModel, k: int) -> tuple[float, dict[str, Tensor]]:
 
 def by_resume(dtype: str, on: Setting = LAW) -> Iterator[Finding]:
     """L5: a run that was stopped after half of its steps and resumed ends bit for bit where the unbroken one does."""
-    recipe = Recipe("penalties", {**_ADAM, "warmup_steps": 1}, steps=6, dtype=dtype, on=on)
+    for options in (_ADAM, {**_MUON, "ema_decay": 0.9}):
+        yield from _by_resume(Recipe("penalties", {**options, "warmup_steps": 1}, steps=6, dtype=dtype, on=on))
+
+
+def _by_resume(recipe: Recipe) -> Iterator[Finding]:
     with tempfile.TemporaryDirectory() as folder:
         unbroken, broken = (make_trainer(recipe, Path(folder) / name) for name in ("unbroken", "broken"))
         for step in range(recipe.steps):
@@ -246,7 +282,9 @@ def by_resume(dtype: str, on: Setting = LAW) -> Iterator[Finding]:
                 broken = resumed(broken, recipe)
             unbroken.step(*unbroken.next_batch())
             broken.step(*broken.next_batch())
-    check = f"resume[{recipe.case}, {dtype}]"
+    check = f"resume[{recipe.config.optimizer}, {recipe.case}, {recipe.dtype}]"
     yield largest_gap("L5", check, "unbroken run", broken.model.params, unbroken.model.params)
     for kind, moments in unbroken.optimizer.named_state().items():
         yield largest_gap("L5", f"{check} {kind}", "unbroken run", broken.optimizer.named_state()[kind], moments)
+    if unbroken.ema is not None and broken.ema is not None:
+        yield largest_gap("L5", f"{check} average", "unbroken run", broken.ema.named(), unbroken.ema.named())

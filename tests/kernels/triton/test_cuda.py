@@ -17,9 +17,10 @@ from tapeless.kernels.triton.attention import own_backward, own_forward
 from tapeless.kernels.triton.library_attention import attention
 from tapeless.model.transformer import Transformer
 from tapeless.ops.attention import ATTENTION
+from tapeless.optim.ema import Ema, decay_at
 from tapeless.train.graph import GraphedStep, graphed_step
 from tapeless.train.identities import check_identities
-from tapeless.train.step import optimizer_of
+from tapeless.train.step import optimizer_of, train_step
 from tapeless.verify.finding import distance
 from tapeless.verify.fixtures import Setting
 from tapeless.verify.kernel_levels import kernel_levels
@@ -53,6 +54,38 @@ def test_attention_in_bfloat16(B: int, H: int, G: int, T: int, D: int):
         for truth, plain, ours in zip(found["truth"], found["plain"], found[name], strict=True):
             if truth.abs().max() > 1e-12:  # dq and dk of one position are zero
                 assert distance(ours, truth).l2 <= 2 * KERNEL_FORWARD * distance(plain, truth).l2 + 1e-6, name
+
+
+def test_an_average_follows_a_captured_step():
+    """The graph knows nothing of it; what it replays has to be in the average, and an evaluation must not disturb the graph."""
+    model = Transformer(CONFIG, device="cuda", dtype="bfloat16")
+    train = TrainConfig(device="cuda", dtype="bfloat16")
+    step = graphed_step(model, optimizer_of(model, train), train)
+    assert step is not None
+    ema, expected = Ema(model.params, 0.6), torch.zeros_like(model.store.flat)
+    tokens = torch.randint(512, (8, 64), device="cuda")
+    for t in range(1, 9):
+        step(tokens, tokens, lr=1e-3, step=t - 1)
+        ema.update(t)
+        expected.lerp_(model.store.flat, 1 - decay_at(t, 0.6))
+        with ema.as_weights():
+            assert model.loss(tokens, tokens).isfinite()
+    assert step._captured
+    assert ema.average.equal(expected)
+    assert not ema.average.equal(model.store.flat)
+
+
+def test_muon_learns_in_bfloat16():
+    model = Transformer(CONFIG, device="cuda", dtype="bfloat16")
+    train = TrainConfig(device="cuda", dtype="bfloat16", optimizer="muon")
+    optimizer = optimizer_of(model, train)
+    assert graphed_step(model, optimizer, train) is None
+    tokens, targets = torch.randint(512, (2, 8, 64), device="cuda")
+    losses = [
+        train_step(model, optimizer, tokens, targets, lr=5e-3, grad_clip=1.0, grad_accum=1, step=i, first_sample=0).loss
+        for i in range(30)
+    ]
+    assert losses[-1] < 0.5 * losses[0]
 
 
 def course(graphs: bool, steps: int = 6) -> tuple[list[float], torch.Tensor]:

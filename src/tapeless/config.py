@@ -15,6 +15,7 @@ from tapeless.errors import INDIVISIBLE, OUT_OF_RANGE, UNKNOWN_KEY, WARMUP_TOO_L
 LARGEST = 2**63  # of any whole number here
 INFINITY = float("inf")
 PRESETS = Path(__file__).parent / "presets"
+REPORTERS = ("html", "csv", "tensorboard")  # what report_to may name: report/reporters.py
 
 
 def option(default: Any, help: str, choices: tuple[str, ...] = (), *, derived: bool = False) -> Any:
@@ -165,6 +166,8 @@ class TrainConfig:
     sample_tokens: int = option(100, "tokens in a sample")
     sample_prompt: str = option("", "what a sample continues; by default the first token of the validation part")
     sample_temperature: float = option(0.8, "temperature of samples; 0: always the likeliest token")
+    watch_every: int = option(50, "steps between looks at memory and at each layer's gradient and update; 0: none")
+    report_to: str = option("html", "where the run is told beside metrics.jsonl: html, csv, tensorboard, by commas; or none")
     verify: bool = option(True, "check the gradients on the first batch before the first step")
 
     def __post_init__(self) -> None:
@@ -174,7 +177,8 @@ class TrainConfig:
         for name in ("seq_len", "epochs", "max_steps", "threads"):
             value = getattr(self, name)
             require(value is None or value >= 1, name, "at least 1", value)
-        for name in ("eval_every", "eval_windows", "patience", "keep_every", "sample_every", "sample_tokens", "paranoid"):
+        counts = ("eval_every", "eval_windows", "patience", "keep_every", "sample_every", "sample_tokens", "watch_every", "paranoid")
+        for name in counts:
             require(getattr(self, name) >= 0, name, "0 or more", getattr(self, name))
         require(0 < self.lr < INFINITY, "lr", "a number above 0", self.lr)
         require(self.min_lr is None or 0 <= self.min_lr <= self.lr, "min_lr", f"between 0 and lr = {self.lr}", self.min_lr)
@@ -187,6 +191,9 @@ class TrainConfig:
             require(0 <= getattr(self, name) < 1, name, "in [0, 1)", getattr(self, name))
         require(self.eps > 0, "eps", "above 0", self.eps)
         require(0 <= self.seed < 2**63, "seed", "0 or more", self.seed)
+        for name in self.report_to.split(","):
+            if name not in REPORTERS and self.report_to != "none":
+                raise ConfigError(f"report_to {name!r} is unknown; {nearest(name, (*REPORTERS, 'none'))}")
         require(not self.nesterov or self.momentum > 0, "momentum", "above 0 for nesterov", self.momentum)
 
 

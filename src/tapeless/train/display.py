@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from tapeless.data.baselines import Baselines
+from tapeless.train.memory import resident_bytes
 from tapeless.train.metrics_log import event_line
 from tapeless.train.summary import Row, count, duration, introduction, marks, next_commands, readable
 from tapeless.train.trainer import Trainer
@@ -203,16 +204,9 @@ def framed(text: str, margin: str, width: int) -> str:
 
 
 def memory() -> str:
-    """What this process has in memory; where only the largest so far is known, that."""
-    try:
-        with open("/proc/self/statm", encoding="ascii") as file:
-            size = int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, ValueError, AttributeError):
-        if sys.platform == "win32":
-            return "?"
-        import resource
-
-        size = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    size = resident_bytes()
+    if size is None:
+        return "?"
     return f"{size / 1e6:,.0f} MB" if size < 10e9 else f"{size / 1e9:,.1f} GB"
 
 

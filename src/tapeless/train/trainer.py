@@ -35,6 +35,7 @@ from tapeless.train.nonfinite import first_bad_tensor, write_dump
 from tapeless.train.rotation import is_new_best, mark_best, rotate
 from tapeless.train.run_dir import RunDir
 from tapeless.train.step import StepResult, optimizer_of, train_step
+from tapeless.train.watch import Watch
 
 DEFAULT_STEPS = 1000
 WARMUP_SHARE, WARMUP_MOST = 0.05, 100
@@ -82,6 +83,7 @@ class Trainer:
         self.optimizer = optimizer_of(model, config)
         self._graphed = graphed_step(model, self.optimizer, config)
         self.spikes = SpikeGuard(config.spike_z)
+        self._watch = Watch(model, config.watch_every)
         self.steps = self.samples = self.tokens = 0  # taken and seen so far
         self.skipped = 0  # updates, because their loss was a spike
         self.best_val_loss: float | None = None
@@ -189,14 +191,22 @@ class Trainer:
                 self._tell("checkpoint", path=f"step-{self.steps:08d}")
                 complete = self._boundary()
             while (ending := self._ending(complete)) is None:
-                metrics = self.step(*self.next_batch())
-                self._tell("step", **metrics._asdict())
+                self._take_step()
                 complete = self._boundary()
             self.save()
         except (NonFiniteError, IdentityError) as error:
             self._tell("guard", error=str(error))
             raise
         return ending
+
+    def _take_step(self) -> None:
+        watched = self._watch.due(self.steps + 1)
+        if watched:
+            self._watch.before()
+        metrics = self.step(*self.next_batch())
+        self._tell("step", **metrics._asdict())
+        if watched:
+            self._tell("watch", **self._watch.after(metrics.grad_norm))
 
     def _ending(self, complete: bool) -> str | None:
         """Whether and why the run ends here. complete: all that was due at this step has been done."""

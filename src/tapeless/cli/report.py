@@ -1,7 +1,7 @@
 """Write the report of a run, or of several side by side, as one page that loads nothing.
 
-    tapeless report runs/default                         writes runs/default/report.html
-    tapeless report runs/a runs/b --out a-and-b.html     both in the same charts, and in what they differ"""
+tapeless report runs/default                         writes runs/default/report.html
+tapeless report runs/a runs/b --out a-and-b.html     both in the same charts, and in what they differ"""
 
 import argparse
 from pathlib import Path
@@ -11,7 +11,9 @@ HELP = "write a run's report.html, or compare runs in one"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run_dirs", metavar="RUN", type=Path, nargs="+", help="a run's directory")
-    parser.add_argument("--out", metavar="FILE", type=Path, help="the page; default report.html in the run, or here for several")
+    parser.add_argument(
+        "--out", metavar="FILE", type=Path, help="the page (default report.html in the run, or here for several)"
+    )
     parser.set_defaults(run=run)
 
 

@@ -29,7 +29,8 @@ const short = (v) => {
 };
 const trim = (v) => String(Number(v.toPrecision(3)));
 const precise = (v) => v === 0 ? "0" : Math.abs(v) < 1e-3 || Math.abs(v) >= 1e6 ? v.toExponential(2) : Number(v.toPrecision(4)).toLocaleString("en");
-const scientific = (v) => v === 0 ? "0" : v.toExponential(1).replace("e", "e").replace("+", "");
+const brief = (v) => v === 0 ? "0" : v >= 1e-2 && v < 1e3 ? String(Number(v.toPrecision(2))) : v.toExponential(1).replace("+", "").replace(".0e", "e");
+const whole = (v) => v < 1e4 ? v.toLocaleString("en") : short(v);
 const fixed = (digits) => (v) => v.toFixed(digits);
 const percent = (v) => `${trim(100 * v)} %`;
 const megabytes = (v) => v < 10e9 ? `${Math.round(v / 1e6).toLocaleString("en")} MB` : `${(v / 1e9).toFixed(1)} GB`;
@@ -50,7 +51,7 @@ const logTicks = (low, high) => {
   return ticks.filter((_, i) => i % every === 0);
 };
 const horizontal = (high) => {
-  if (axis !== "time") return { unit: 1, format: short, title: axis === "steps" ? "step" : "tokens" };
+  if (axis !== "time") return { unit: 1, format: whole, title: axis === "steps" ? "step" : "tokens" };
   const [unit, title] = high < 180 ? [1, "seconds"] : high < 10800 ? [60, "minutes"] : high < 259200 ? [3600, "hours"] : [86400, "days"];
   return { unit, format: trim, title: `${title}, steps alone` };
 };
@@ -62,20 +63,22 @@ const where = (table, i) => {
 
 // ---- what each chart shows: series over a table of points, rules across
 const line = (run, table, values, more) => ({ table, values, color: MANY ? run % 6 : 0, dash: run >= 6, ...more });
-const smooth = (values) => {
+const smooth = (values, log) => {  // the mean of the neighbours; on a logarithmic axis the geometric one, which a single spike moves little
   const reach = Math.floor(values.length / 80);
   return values.map((value, i) => {
     if (value === null) return null;
-    const near = values.slice(Math.max(0, i - reach), i + reach + 1).filter((v) => v !== null);
-    return near.reduce((a, b) => a + b, 0) / near.length;
+    const near = values.slice(Math.max(0, i - reach), i + reach + 1).filter((v) => v !== null && (!log || v > 0));
+    const mean = (of) => near.reduce((sum, v) => sum + of(v), 0) / near.length;
+    return log && near.length ? Math.exp(mean(Math.log)) : mean(Number);
   });
 };
 const perRun = (pick) => RUNS.flatMap((run, i) => pick(run, i).filter((s) => s.values.mean.some((v) => v !== null)));
 const named = (run, word) => MANY ? run.name : word;
+const endOf = (word) => MANY ? "" : word;  // where there is little room, colours tell the runs apart
 
 const CHARTS = {
   loss: () => ({
-    format: fixed(4), label: fixed(3), height: 340,
+    format: fixed(4), label: fixed(3), height: 340, focus: MANY ? RUNS.flatMap((run) => run.evals.val_loss.mean) : [],
     series: perRun((run, i) => [
       line(i, run.steps, run.steps.loss, { name: MANY ? `${run.name}, training` : "training", smoothed: true, quiet: MANY, end: MANY && run.evals.step.length ? null : named(run, "training") }),
       line(i, run.evals, run.evals.val_loss, { name: MANY ? `${run.name}, validation` : "validation", color: MANY ? i % 6 : 1, dots: true, end: named(run, "validation") }),
@@ -88,24 +91,24 @@ const CHARTS = {
   }),
   grad_norm: () => ({
     log: true, format: precise, label: precise,
-    series: perRun((run, i) => [line(i, run.steps, run.steps.grad_norm, { name: named(run, "norm"), smoothed: true, end: named(run, "norm") })]),
-    rules: same(RUNS.map((run) => run.clip)) && RUNS[0].clip > 0 ? [{ y: RUNS[0].clip, text: `clip ${RUNS[0].clip}`, within: true }] : [],
+    series: perRun((run, i) => [line(i, run.steps, run.steps.grad_norm, { name: named(run, "norm"), smoothed: true, end: endOf("norm") })]),
+    rules: same(RUNS.map((run) => run.clip)) && RUNS[0].clip > 0 ? [{ y: RUNS[0].clip, text: `clip ${RUNS[0].clip}` }] : [],
   }),
   clip_rate: () => ({
     zero: true, top: 1, format: percent, label: percent,
-    series: RUNS.every((run) => run.clip === 0) ? [] : perRun((run, i) => [line(i, run.clip_rate, run.clip_rate.rate, { name: named(run, "clipped"), end: named(run, "clipped"), area: !MANY })]),
+    series: RUNS.every((run) => run.clip === 0) ? [] : perRun((run, i) => [line(i, run.clip_rate, run.clip_rate.rate, { name: named(run, "clipped"), end: endOf("clipped"), area: !MANY })]),
   }),
   lr: () => ({
     zero: true, format: precise, label: precise,
-    series: perRun((run, i) => [line(i, run.steps, { mean: run.steps.lr.mean }, { name: named(run, "rate"), end: named(run, "rate") })]),
+    series: perRun((run, i) => [line(i, run.steps, { mean: run.steps.lr.mean }, { name: named(run, "rate"), end: endOf("rate") })]),
   }),
   speed: () => ({
     zero: true, format: (v) => Math.round(v).toLocaleString("en"), label: short,
-    series: perRun((run, i) => [line(i, run.steps, run.steps.speed, { name: named(run, "tokens/s"), smoothed: true, end: named(run, "") })]),
+    series: perRun((run, i) => [line(i, run.steps, run.steps.speed, { name: named(run, "tokens/s"), smoothed: true, end: endOf("") })]),
   }),
   memory: () => ({
     zero: true, format: megabytes, label: megabytes, tick: megabytes,
-    series: perRun((run, i) => [line(i, run.memory, run.memory.bytes, { name: named(run, run.memory.on_device ? "GPU" : "process"), end: named(run, "") })]),
+    series: perRun((run, i) => [line(i, run.memory, run.memory.bytes, { name: named(run, run.memory.on_device ? "GPU" : "process"), end: endOf("") })]),
   }),
 };
 const same = (values) => values.every((v) => JSON.stringify(v) === JSON.stringify(values[0]));
@@ -119,18 +122,20 @@ function lossRules() {
 // ---- a line chart
 function drawLines(figure, plot, chart) {
   const width = plot.clientWidth, height = chart.height || 210;
-  const series = chart.series.map((s) => ({ ...s, x: s.table[AXES[axis]], y: s.smoothed ? smooth(s.values.mean) : s.values.mean }));
-  const rules = chart.rules || [];
+  const series = chart.series.map((s) => ({ ...s, x: s.table[AXES[axis]], y: s.smoothed ? smooth(s.values.mean, chart.log) : s.values.mean }));
+  let rules = chart.rules || [];
   const ends = series.filter((s) => s.end !== null && s.end !== undefined).map((s) => ({ s, value: lastOf(s.y) }));
   const labels = ends.map(({ s, value }) => `${s.end} ${chart.label(value)}`.trim());
-  const outside = [...labels, ...rules.filter((r) => !r.within).map((r) => r.text)];
+  const outside = [...labels, ...rules.map((r) => r.text)];
   const right = Math.min(Math.max(...outside.map(textWidth), 20) + 14, width * 0.42);
   const seen = series.flatMap((s) => [...s.y, ...(s.quiet ? [] : [...(s.values.least || []), ...(s.values.greatest || []), ...s.values.mean])]);
-  const all = [...seen, ...rules.map((r) => r.y)].filter((v) => v !== null && (!chart.log || v > 0));
+  const focused = (chart.focus || []).some((v) => v !== null);
+  const all = (focused ? chart.focus : [...seen, ...rules.map((r) => r.y)]).filter((v) => v !== null && (!chart.log || v > 0));
   let low = chart.zero ? 0 : Math.min(...all), high = chart.top || Math.max(...all);
   if (high <= low) [low, high] = chart.log ? [low / 2, low * 2] : [low - Math.max(1, Math.abs(low)) * 0.05, low + Math.max(1, Math.abs(low)) * 0.05];
   if (chart.log) [low, high] = [low / 1.1, high * 1.1];
   else if (!chart.top) [low, high] = [chart.zero ? 0 : low - (high - low) * 0.04, high + (high - low) * 0.05];
+  rules = rules.filter((r) => r.y >= low && r.y <= high);
   const tick = chart.tick || (chart.format === percent ? percent : (v) => chart.log || Math.abs(v) < 1e-2 && v !== 0 ? precise(v) : short(v));
   const yTicks = chart.log ? logTicks(low, high) : niceTicks(low, high, height / 48);
   const left = Math.max(...yTicks.map((v) => textWidth(tick(v)))) + 12;
@@ -151,24 +156,26 @@ function drawLines(figure, plot, chart) {
   drawHorizontal(svg, box, X, from, last);
   for (const r of rules) {
     svg.append(node("line", { class: r.floor ? "floor" : "rule", x1: box.left, x2: box.right, y1: Y(r.y), y2: Y(r.y) }));
-    if (r.within) svg.append(node("text", { class: "mark", x: box.right - 4, y: Y(r.y) - 5, "text-anchor": "end" }, r.text));
   }
+  const shape = node("clipPath", { id: `clip-${figure.dataset.chart}` }), curves = node("g", { "clip-path": `url(#clip-${figure.dataset.chart})` });
+  shape.append(node("rect", { x: box.left, y: box.top - 4, width: box.right - box.left + 6, height: box.bottom - box.top + 8 }));
+  svg.append(shape, curves);
   const points = (s, values) => values.map((v, i) => v === null || (chart.log && v <= 0) ? null : [X(s.x[i]), Y(v)]);
   for (const s of series) {
-    if (s.values.least && !s.quiet) svg.append(node("path", { class: `band f${s.color}`, d: bandPath(points(s, s.values.greatest), points(s, s.values.least)) }));
-    else if (s.smoothed && !s.quiet && s.x.length > 80) svg.append(node("path", { class: `faint s${s.color}`, d: linePath(points(s, s.values.mean)) }));
-    if (s.area) svg.append(node("path", { class: `band f${s.color}`, d: bandPath(points(s, s.y), s.y.map((v, i) => v === null ? null : [X(s.x[i]), Y(0)])) }));
+    if (s.values.least && !s.quiet) curves.append(node("path", { class: `band f${s.color}`, d: bandPath(points(s, s.values.greatest), points(s, s.values.least)) }));
+    else if (s.smoothed && !s.quiet && s.x.length > 80) curves.append(node("path", { class: `faint s${s.color}`, d: linePath(points(s, s.values.mean)) }));
+    if (s.area) curves.append(node("path", { class: `band f${s.color}`, d: bandPath(points(s, s.y), s.y.map((v, i) => v === null ? null : [X(s.x[i]), Y(0)])) }));
   }
   for (const s of series) {
     const style = { class: `curve s${s.color}`, d: linePath(points(s, s.y)) };
     if (s.dash) style["stroke-dasharray"] = "6 3";
-    if (s.quiet) { style["stroke-width"] = 1; style.opacity = 0.55; style.style = undefined; delete style.style; }
-    svg.append(node("path", style));
-    if (s.dots && s.x.length <= 60) points(s, s.y).forEach((p) => p && svg.append(node("circle", { class: `f${s.color}`, cx: p[0], cy: p[1], r: 2.6 })));
-    else if (s.x.length === 1) points(s, s.y).forEach((p) => p && svg.append(node("circle", { class: `f${s.color}`, cx: p[0], cy: p[1], r: 3 })));
+    if (s.quiet) style.class += " quiet";
+    curves.append(node("path", style));
+    if (s.dots && s.x.length <= 60) points(s, s.y).forEach((p) => p && curves.append(node("circle", { class: `f${s.color}`, cx: p[0], cy: p[1], r: 2.6 })));
+    else if (s.x.length === 1) points(s, s.y).forEach((p) => p && curves.append(node("circle", { class: `f${s.color}`, cx: p[0], cy: p[1], r: 3 })));
   }
   const placed = ends.map(({ s, value }, i) => ({ y: Y(value), text: labels[i], class: `end f${s.color}` }));
-  rules.filter((r) => !r.within).forEach((r) => placed.push({ y: Y(r.y), text: r.text, class: r.floor ? "end f2" : "mark" }));
+  rules.forEach((r) => placed.push({ y: Y(r.y), text: r.text, class: r.floor ? "end f2" : "mark" }));
   apart(placed, 14, box.top, box.bottom).forEach((p) =>
     svg.append(node("text", { class: p.class, x: box.right + 8, y: p.y + 4 }, clipped(p.text, right - 10))));
   plot.replaceChildren(svg);
@@ -215,20 +222,20 @@ const RAMPS = {
 };
 const MAPS = {
   layer_grad_norm: { key: "grad_norm", ramp: "rising" },
-  layer_update_ratio: { key: "update_ratio", ramp: "apart", range: [1e-5, 1e-1], middle: 1e-3 },
+  layer_update_ratio: { key: "update_ratio", ramp: "apart", range: [1e-5, 1e-1] },
 };
 function drawMap(figure, plot, run, map) {
   const table = run.layers, values = table[map.key], x = table[AXES[axis]];
-  const flat = values.flat().filter((v) => v !== null && v > 0);
+  const flat = RUNS.flatMap((one) => one.layers[map.key].flat()).filter((v) => v !== null && v > 0);
   const [low, high] = map.range || [Math.min(...flat), Math.max(...flat) * 1.0001];
   const shade = (v) => v === null ? "none" : path(RAMPS[map.ramp][dark() ? "dark" : "light"], Math.log(Math.max(v, low) / low) / Math.log(high / low));
-  const names = table.groups.map((name) => name.replace("blocks.", ""));
+  const names = table.groups.map((name) => name.replace("blocks.", "").replace(".", " "));
   const rows = names.length, rowHeight = clamp(Math.floor(240 / rows), 13, 22), width = plot.clientWidth;
-  const lasts = values.map((row) => lastOf(row)), finals = lasts.map((v) => v === null ? "" : scientific(v));
+  const lasts = values.map((row) => lastOf(row)), finals = lasts.map((v) => v === null ? "" : brief(v));
   const left = Math.max(...names.map(textWidth)) + 10, right = Math.max(...finals.map(textWidth)) + 10;
   const box = { left, right: width - right, top: 4, bottom: 4 + rows * rowHeight };
   const last = x[x.length - 1] || 1, X = (v) => box.left + v / last * (box.right - box.left);
-  const svg = node("svg", { width, height: box.bottom + 66, role: "img", "aria-label": figure.querySelector("b").textContent });
+  const svg = node("svg", { width, height: box.bottom + 36, role: "img", "aria-label": figure.querySelector("b").textContent });
   names.forEach((name, r) => {
     const y = box.top + r * rowHeight, middle = y + rowHeight / 2 + 4;
     svg.append(node("text", { x: box.left - 7, y: middle, "text-anchor": "end" }, name));
@@ -239,11 +246,10 @@ function drawMap(figure, plot, run, map) {
     svg.append(node("text", { x: box.right + 7, y: middle }, finals[r]));
   });
   drawHorizontal(svg, box, X, 0, last);
-  const bar = Math.min(160, width / 2), y = box.bottom + 48;
-  for (let i = 0; i < 40; i++) svg.append(node("rect", { x: box.left + i * bar / 40, y, width: bar / 40 + 0.4, height: 8, fill: shade(low * (high / low) ** (i / 39)) }));
-  svg.append(node("text", { x: box.left, y: y - 5 }, scientific(low)));
-  svg.append(node("text", { x: box.left + bar, y: y - 5, "text-anchor": "end" }, scientific(high)));
-  if (map.middle) svg.append(node("text", { x: box.left + bar / 2, y: y - 5, "text-anchor": "middle" }, scientific(map.middle)));
+  const ends = [brief(low), brief(high)], start = box.left + textWidth(ends[0]) + 6, bar = Math.min(120, width / 4), y = box.bottom + 24;
+  for (let i = 0; i < 40; i++) svg.append(node("rect", { x: start + i * bar / 40, y, width: bar / 40 + 0.4, height: 8, fill: shade(low * (high / low) ** (i / 39)) }));
+  svg.append(node("text", { x: box.left, y: y + 8 }, ends[0]));
+  svg.append(node("text", { x: start + bar + 6, y: y + 8 }, ends[1]));
   plot.replaceChildren(svg);
   follow(plot, svg, box, X, [{ x, y: x, table }], (found, py) => {
     const { i } = found[0], r = clamp(Math.floor((py - box.top) / rowHeight), 0, rows - 1);

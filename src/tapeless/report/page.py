@@ -8,17 +8,18 @@ import base64
 import hashlib
 import html
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import fields
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from tapeless.report.figures import Figure, figures
 from tapeless.report.story import Story
-from tapeless.train.info import number
-from tapeless.train.summary import count, duration, model_words, optimizer_words
+from tapeless.train.summary import count, model_words, optimizer_words
 
 HOME = Path(__file__).parent
+COLORS = 6  # of page.css
 ENDINGS = {
     "done": "done",
     "early": "ended early, without a new best",
@@ -27,17 +28,21 @@ ENDINGS = {
     None: "under way when this was written",
 }
 # of a chart: its key in page.js, title, what it shows
-LOSS = ("loss", "Loss", "nats per token; the band is the least and greatest of the steps behind each point")
-CHARTS = [
+ALONE = [("loss", "Loss", "nats per token; the band is the least and greatest of the steps behind each point")]
+COMPARED = [
+    ("loss", "Loss", "nats per token; validation, and thin beside it training"),
+    ("bits_per_byte", "Validation, bits per byte", "comparable whatever the tokenizer"),
+]
+STEPS = [
     ("grad_norm", "Gradient norm", "before clipping, logarithmic"),
     ("clip_rate", "Clipped steps", "percent of the steps whose gradient was shortened"),
     ("lr", "Learning rate", ""),
-    ("speed", "Throughput", "tokens per second, within steps"),
-    ("memory", "Memory", "of the process, or what torch holds of a GPU"),
+    ("speed", "Throughput", "tokens per second"),
+    ("memory", "Memory", ""),
 ]
 LAYERS = [
-    ("layer_grad_norm", "Gradient norm by layer", "logarithmic; at the right the last one"),
-    ("layer_update_ratio", "Update to weight by layer", "how far one step moves the weights, |Δw| / |w|; at the right the last one"),
+    ("layer_grad_norm", "Gradient norm by layer", "and its last value"),
+    ("layer_update_ratio", "Update to weight by layer", "|Δw| / |w| of a step, and its last value"),
 ]
 
 
@@ -45,32 +50,41 @@ def render(stories: Sequence[Story], names: Sequence[str] | None = None) -> str:
     """The page. names: what each run is called in it, where not by its folder."""
     names = list(names or [story.name for story in stories])
     style, script = ((HOME / file).read_text(encoding="utf-8") for file in ("page.css", "page.js"))
-    policy = f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; base-uri 'none'; form-action 'none'"
+    policy = f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; base-uri 'none'"
     data = {"runs": [{"name": name, **story.data()} for name, story in zip(names, stories, strict=True)]}
-    title = " · ".join(names)
-    many = len(stories) > 1
-    body = [
-        _header(stories, names),
-        *([_overview(stories, names), _differences(stories, names)] if many else [_tiles(stories[0])]),
-        _figure(*LOSS, wide=True),
-        *([_figure("bits_per_byte", "Validation, bits per byte", "comparable whatever the tokenizer", wide=True)] if many else []),
-        _section("Steps", _grid([_figure(*chart) for chart in CHARTS])),
-        _section("Layers", "".join(_layers(i, names[i] if many else "") for i in range(len(stories)))),
-        _section("Samples", "".join(_samples(story, name if many else "") for story, name in zip(stories, names, strict=True))),
-        _notes(stories, names),
-        _section("Configuration", "".join(_configuration(s, n if many else "") for s, n in zip(stories, names, strict=True))),
-        _section("Environment", "".join(_environment(s, n if many else "") for s, n in zip(stories, names, strict=True))),
-        f"<footer>Written by tapeless at {_now()}. This page holds everything it shows and loads nothing.</footer>",
-    ]
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         '<meta name="color-scheme" content="light dark">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
-        f'<title>{_e(title)}</title>\n<style>{style}</style>\n</head>\n<body>\n<main>\n'
-        + "\n".join(part for part in body if part)
-        + f'\n</main>\n<script type="application/json" id="data">{_json(data)}</script>\n<script>{script}</script>\n</body>\n</html>\n'
+        f"<title>{_e(' · '.join(names))}</title>\n<style>{style}</style>\n</head>\n<body>\n<main>\n"
+        f"{_main(stories, names)}\n</main>\n"
+        f'<script type="application/json" id="data">{_json(data)}</script>\n'
+        f"<script>{script}</script>\n</body>\n</html>\n"
     )
+
+
+def _main(stories: Sequence[Story], names: Sequence[str]) -> str:
+    many = len(stories) > 1
+    titles = names if many else [""]
+
+    def of_each(part: Callable[[Story, str], str]) -> str:
+        return "".join(part(story, title) for story, title in zip(stories, titles, strict=True))
+
+    first = [_overview(stories, names), _differences(stories, names)] if many else [_tiles(stories[0])]
+    parts = [
+        _header(stories, names),
+        *first,
+        *(_figure(*chart, wide=True) for chart in (COMPARED if many else ALONE)),
+        _section("Steps", _grid([_figure(*chart) for chart in STEPS[:2]]) + _grid([_figure(*chart) for chart in STEPS[2:]])),
+        _section("Layers", "".join(_layers(i, title) for i, title in enumerate(titles))),
+        _section("Samples", of_each(_samples)),
+        _notes(stories, names),
+        _section("Configuration", of_each(_configuration)),
+        _section("Environment", of_each(_environment)),
+        f"<footer>Written by tapeless at {_now()}. This page holds everything it shows and loads nothing.</footer>",
+    ]
+    return "\n".join(part for part in parts if part)
 
 
 def _hash(text: str) -> str:
@@ -96,7 +110,7 @@ def _section(title: str, content: str) -> str:
 
 
 def _grid(parts: list[str]) -> str:
-    return f'<div class="grid">{"".join(parts)}</div>'
+    return f'<div class="grid of{len(parts)}">{"".join(parts)}</div>'
 
 
 def _figure(key: str, title: str, what: str, *, wide: bool = False, run: int | None = None) -> str:
@@ -114,9 +128,7 @@ def _header(stories: Sequence[Story], names: Sequence[str]) -> str:
     else:
         (story,) = stories
         about = f"{ENDINGS[story.ending]}, {model_words(story.config.model, story.start.get('parameters'))}"
-    choices = "".join(
-        f'<button type="button" data-axis="{axis}">{axis}</button>' for axis in ("steps", "tokens", "time")
-    )
+    choices = "".join(f'<button type="button" data-axis="{axis}">{axis}</button>' for axis in ("steps", "tokens", "time"))
     return (
         f"<header><div><h1>{_e(' · '.join(names))}</h1><p>{_e(about)}</p></div>"
         f'<div class="controls"><span class="switch" role="group" aria-label="horizontal axis">{choices}</span>'
@@ -126,74 +138,45 @@ def _header(stories: Sequence[Story], names: Sequence[str]) -> str:
     )
 
 
-def figures(story: Story) -> list[tuple[str, str, str]]:
-    """The numbers of a run in a row: label, number, what stands below it."""
-    found, last, best = [], story.last, story.best_eval
-    if best:
-        below = f"best, at step {best['step']:,}"
-        if story.last_eval["step"] != best["step"]:
-            below += f"; last {number(story.last_eval['val_loss'])}"
-        found.append(("validation loss", number(best["val_loss"]), below))
-        found.append(("bits per byte", f"{float(best['bits_per_byte']):.3f}", f"perplexity {float(best['perplexity']):,.2f}"))
-        mark, value = ("entropy", story.start["floor"]) if story.start.get("floor") else ("bigram", None)
-        value = value if value is not None else (story.start.get("baselines") or {}).get("bigram")
-        if value:
-            percent = 100 * (best["val_loss"] / value - 1)
-            found.append((f"to {mark}", f"{percent:+.1f} %", f"{mark} {value:.4f}"))
-    if last:
-        total = story.start.get("total_steps")
-        found.append(("steps", f"{last['step']:,}", f"of {total:,}" if total else ""))
-        found.append(("tokens", _short(last["tokens"]), f"epoch {last['epoch'] + 1}"))
-        found.append(("tokens per second", f"{last['tokens'] / max(story.seconds, 1e-9):,.0f}", duration(story.seconds) + " in steps"))
-    if story.start.get("parameters"):
-        found.append(("parameters", _short(story.start["parameters"]), f"{story.config.train.dtype}, {story.config.train.device}"))
-    if story.peak_memory:
-        found.append(("peak memory", _bytes(story.peak_memory), "held of the GPU" if story.on_device else "of the process"))
-    return found
-
-
-def _short(n: float) -> str:
-    for size, letter in ((1e9, "B"), (1e6, "M"), (1e4, "k")):
-        if n >= size:
-            return f"{n / (1e3 if letter == 'k' else size):.3g} {letter}"
-    return f"{n:,}"
-
-
-def _bytes(n: float) -> str:
-    return f"{n / 1e6:,.0f} MB" if n < 10e9 else f"{n / 1e9:,.1f} GB"
-
-
 def _tiles(story: Story) -> str:
-    tiles = (f"<li><span>{_e(label)}</span><b>{_e(value)}</b><small>{_e(below)}</small></li>" for label, value, below in figures(story))
-    return f'<ul class="tiles">{"".join(tiles)}</ul>' if story.start else ""
+    tiles = "".join(
+        f"<li><span>{_e(f.label)}</span><b>{_e(f.value)}</b><small>{_e(f.below)}</small></li>" for f in figures(story)
+    )
+    return f'<ul class="tiles">{tiles}</ul>' if tiles else ""
 
 
 def _overview(stories: Sequence[Story], names: Sequence[str]) -> str:
-    columns = list(dict.fromkeys(label for story in stories for label, _, _ in figures(story)))
-    head = "".join(f"<th>{_e(label)}</th>" for label in columns)
-    rows = []
+    """A row for each run, a column for each number."""
+    known = [{figure.label: figure for figure in figures(story)} for story in stories]
+    columns = list(dict.fromkeys(label for row in known for label in row))
+    rows = ["<tr><th>run</th>" + "".join(f"<th>{_e(label)}</th>" for label in columns) + "</tr>"]
     for i, (story, name) in enumerate(zip(stories, names, strict=True)):
-        known = {label: (value, below) for label, value, below in figures(story)}
-        cells = "".join(
-            f"<td><b>{_e(known[label][0])}</b><small>{_e(known[label][1])}</small></td>" if label in known else "<td></td>"
-            for label in columns
-        )
-        rows.append(f'<tr><th><i class="key k{i % 6}"></i>{_e(name)}<small>{_e(ENDINGS[story.ending])}</small></th>{cells}</tr>')
-    return f'<div class="scroll card"><table class="overview"><tr><th>run</th>{head}</tr>{"".join(rows)}</table></div>'
+        found = [known[i].get(label, Figure(label, "", "")) for label in columns]
+        cells = "".join(f"<td><b>{_e(f.value)}</b><small>{_e(f.below)}</small></td>" for f in found)
+        rows.append(f"<tr><th>{_key(i)}{_e(name)}<small>{_e(ENDINGS[story.ending])}</small></th>{cells}</tr>")
+    return f'<div class="scroll card"><table class="overview">{"".join(rows)}</table></div>'
+
+
+def _key(run: int) -> str:
+    return f'<i class="key k{run % COLORS}"></i>'
 
 
 def _differences(stories: Sequence[Story], names: Sequence[str]) -> str:
     """The fields in which the runs are not the same."""
     tables = [{f"{t}.{k}": v for t, values in s.config.tables().items() for k, v in values.items()} for s in stories]
-    keys = [key for key in dict.fromkeys(key for table in tables for key in table) if key != "train.out_dir"]
+    keys = dict.fromkeys(key for table in tables for key in table if key not in ("train.out_dir", "train.report_to"))
     differing = [key for key in keys if len({repr(table.get(key)) for table in tables}) > 1]
-    if not differing:
-        return ""
-    head = "".join(f'<th><i class="key k{i % 6}"></i>{_e(name)}</th>' for i, name in enumerate(names))
-    rows = "".join(
-        f"<tr><th>{_e(key)}</th>{''.join(f'<td>{_value(table.get(key))}</td>' for table in tables)}</tr>" for key in differing
-    )
-    return f'<div class="scroll card"><table class="fields"><tr><th>what differs</th>{head}</tr>{rows}</table></div>'
+    head = "<tr><th>what differs</th>" + "".join(f"<th>{_key(i)}{_e(name)}</th>" for i, name in enumerate(names)) + "</tr>"
+    return _fields([(key, *(table.get(key) for table in tables)) for key in differing], head) if differing else ""
+
+
+def _fields(rows: Iterable[tuple[Any, ...]], head: str = "", stand_out: Collection[Any] = ()) -> str:
+    """A table of names and values. stand_out: the names of those that do."""
+    lines = []
+    for name, *values in rows:
+        cells = "".join(f"<td>{_value(value)}</td>" for value in values)
+        lines.append(f"<tr{' class=set' if name in stand_out else ''}><th>{_e(name)}</th>{cells}</tr>")
+    return f'<div class="scroll card"><table class="fields">{head}{"".join(lines)}</table></div>'
 
 
 def _value(value: Any) -> str:
@@ -217,39 +200,29 @@ def _samples(story: Story, name: str) -> str:
 
 
 def _notes(stories: Sequence[Story], names: Sequence[str]) -> str:
-    many = len(stories) > 1
-    rows = [
-        f"<tr><th>{f'{_e(name)}, ' if many else ''}step {step:,}</th><td>{_e(text)}</td></tr>"
-        for story, name in zip(stories, names, strict=True)
-        for step, text in story.notes
-    ]
-    return _section("Notes", f'<div class="scroll card"><table class="fields">{"".join(rows)}</table></div>' if rows else "")
+    of = [f"{name}, " if len(stories) > 1 else "" for name in names]
+    rows = [(f"{prefix}step {step:,}", text) for prefix, s in zip(of, stories, strict=True) for step, text in s.notes]
+    return _section("Notes", _fields(rows) if rows else "")
 
 
-def _configuration(story: Story, name: str) -> str:
+def _configuration(story: Story, run: str) -> str:
     """Every field; those that are not the defaults stand out."""
-    tables = []
+    tables, defaults = [], {f.name: f.default for config in (story.config.model, story.config.train) for f in fields(config)}
     for table, values in story.config.tables().items():
-        config = {"train": story.config.train, "data": None}.get(table, story.config.model)
-        defaults = {} if config is None else {f.name: f.default for f in fields(config)}
-        rows = "".join(
-            f'<tr{"" if name in defaults and defaults[name] == value else " class=set"}><th>{_e(name)}</th><td>{_value(value)}</td></tr>'
-            for name, value in values.items()
-        )
-        tables.append(f'<div class="scroll card"><table class="fields"><caption>[{_e(table)}]</caption>{rows}</table></div>')
+        changed = {name for name, value in values.items() if name in defaults and defaults[name] != value}
+        tables.append(_fields(values.items(), f"<caption>[{_e(table)}]</caption>", changed))
     words = f"<p>{_e(optimizer_words(story.config.train))}. Fields that are not the defaults stand out.</p>"
-    return _folded(name, words + f'<div class="columns">{"".join(tables)}</div>')
+    return _folded(run, words + f'<div class="columns">{"".join(tables)}</div>')
 
 
-def _environment(story: Story, name: str) -> str:
+def _environment(story: Story, run: str) -> str:
     flat: dict[str, Any] = {"begun": story.begun}
     for key, value in story.environment.items():
         if isinstance(value, dict):
             flat |= value
         else:
             flat[key] = " ".join(map(str, value)) if isinstance(value, list) else value
-    rows = "".join(f"<tr><th>{_e(key)}</th><td>{_value(value)}</td></tr>" for key, value in flat.items() if value not in ("", None))
-    return _folded(name, f'<div class="scroll card"><table class="fields">{rows}</table></div>')
+    return _folded(run, _fields((key, value) for key, value in flat.items() if value not in ("", None)))
 
 
 def _folded(name: str, content: str) -> str:

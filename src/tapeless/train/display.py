@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from tapeless.data.baselines import Baselines
-from tapeless.train.memory import resident_bytes
+from tapeless.train.memory import bytes_words, resident_bytes
 from tapeless.train.metrics_log import event_line
 from tapeless.train.summary import Row, count, duration, introduction, marks, next_commands, readable
 from tapeless.train.trainer import Trainer
@@ -205,9 +205,7 @@ def framed(text: str, margin: str, width: int) -> str:
 
 def memory() -> str:
     size = resident_bytes()
-    if size is None:
-        return "?"
-    return f"{size / 1e6:,.0f} MB" if size < 10e9 else f"{size / 1e9:,.1f} GB"
+    return "?" if size is None else bytes_words(size)
 
 
 def curve(values: list[float], width: int) -> str:

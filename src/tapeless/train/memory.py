@@ -24,3 +24,7 @@ def resident_bytes() -> int | None:
 def device_bytes(device: torch.device) -> int | None:
     """What torch holds of a GPU, the pools of captured graphs included; None elsewhere."""
     return torch.cuda.memory_reserved(device) if device.type == "cuda" else None
+
+
+def bytes_words(size: int) -> str:
+    return f"{size / 1e6:,.0f} MB" if size < 10e9 else f"{size / 1e9:,.1f} GB"

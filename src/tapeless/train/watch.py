@@ -50,9 +50,7 @@ class Watch:
         self._names: dict[str, list[str]] = {}  # of each group; they are neighbours in the flat buffer
         for name in spans:
             self._names.setdefault(group_of(name), []).append(name)
-        self._stretches = {
-            group: slice(spans[names[0]][0], sum(spans[names[-1]])) for group, names in self._names.items()
-        }
+        self._stretches = {group: slice(spans[names[0]][0], sum(spans[names[-1]])) for group, names in self._names.items()}
         self._before: dict[str, list[tuple[Part, Tensor]]] = {}
 
     def due(self, step: int) -> bool:

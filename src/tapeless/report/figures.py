@@ -48,7 +48,7 @@ def validation(story: Story) -> list[Figure]:
         floor, bigram = story.start["floor"], story.start["baselines"]["bigram"]
         name, mark = ("entropy", floor) if floor else ("bigram", bigram)
         percent = 100 * (best["val_loss"] / mark - 1)
-        found.append(Figure(f"beside the {name}", f"{percent:+.1f} %", f"{name} {mark:.4f}"))
+        found.append(Figure("beside its mark", f"{percent:+.1f} %", f"{name} {mark:.4f}"))
     return found
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from tapeless.report.figures import Figure, figures
 from tapeless.report.story import Story
-from tapeless.train.summary import count, model_words, optimizer_words
+from tapeless.train.summary import count, model_words, optimizer_words, readable
 
 HOME = Path(__file__).parent
 COLORS = 6  # of page.css
@@ -31,7 +31,7 @@ ENDINGS = {
 ALONE = [("loss", "Loss", "nats per token; the band is the least and greatest of the steps behind each point")]
 COMPARED = [
     ("loss", "Loss", "nats per token; validation, and thin beside it training"),
-    ("bits_per_byte", "Validation, bits per byte", "comparable whatever the tokenizer"),
+    ("bits_per_byte", "Validation, bits per byte", "of the same text comparable whatever the tokenizer"),
 ]
 STEPS = [
     ("grad_norm", "Gradient norm", "before clipping, logarithmic"),
@@ -92,7 +92,7 @@ def _hash(text: str) -> str:
 
 
 def _e(value: Any) -> str:
-    return html.escape(str(value))
+    return html.escape(readable(str(value)))
 
 
 def _json(value: Any) -> str:
@@ -163,7 +163,11 @@ def _key(run: int) -> str:
 
 def _differences(stories: Sequence[Story], names: Sequence[str]) -> str:
     """The fields in which the runs are not the same."""
-    tables = [{f"{t}.{k}": v for t, values in s.config.tables().items() for k, v in values.items()} for s in stories]
+    tables = [
+        {f"{table}.{name}": value for table, values in story.config.tables().items() for name, value in values.items()}
+        | {f"data.{name}": value[:12] for name, value in story.config.data.items()}  # of a fingerprint that much is enough
+        for story in stories
+    ]
     keys = dict.fromkeys(key for table in tables for key in table if key not in ("train.out_dir", "train.report_to"))
     differing = [key for key in keys if len({repr(table.get(key)) for table in tables}) > 1]
     head = "<tr><th>what differs</th>" + "".join(f"<th>{_key(i)}{_e(name)}</th>" for i, name in enumerate(names)) + "</tr>"

@@ -16,7 +16,6 @@ from tapeless.report.buckets import Buckets, rounded
 from tapeless.train.metrics_log import read_metrics
 from tapeless.train.run_config import read_run_config
 from tapeless.train.run_dir import RunDir
-from tapeless.train.summary import readable
 
 SAMPLES, SAMPLE_LENGTH = 12, 2000  # kept in the page, and characters of each
 NOTES = 40  # warnings, resumes and ends
@@ -110,7 +109,7 @@ class Story:
 
     def _sample(self, event: Mapping[str, Any]) -> None:
         """The first, the last, and some between, evenly."""
-        sample = (event["step"], readable(event["text"])[:SAMPLE_LENGTH])
+        sample = (event["step"], event["text"][:SAMPLE_LENGTH])
         self.samples = [sample] if not self.samples else [*self._even(), sample]
         self._samples_seen += 1
 

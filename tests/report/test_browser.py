@@ -1,19 +1,16 @@
 """The page in a real browser: it draws, and it does not complain."""
 
 import re
-import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
+from browser import BROWSER, DARK, curves, opened
 from report_fixtures import course, empty_run, told_run
 
 from tapeless.report.page import render
 from tapeless.report.story import Story
 
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
 pytestmark = pytest.mark.skipif(BROWSER is None, reason="needs Chromium or Chrome in the path")
-COMPLAINT = re.compile(r"CONSOLE|Uncaught|Refused to")  # of the page itself; browsers also complain of the machine
 # what a reader does: points at a curve and at a layer, changes the axis, changes the theme
 READER = """
 const point = (chart, x, y) => {
@@ -29,25 +26,10 @@ document.title = JSON.stringify(said);
 """
 
 
-def opened(page: Path, folder: Path, *flags: str) -> tuple[str, list[str]]:
-    """The document as the browser has it in the end, and what it complained of."""
-    assert BROWSER
-    command = [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={folder / 'profile'}"]
-    command += ["--window-size=1200,900", "--enable-logging=stderr", *flags, "--dump-dom", page.as_uri()]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
-    return done.stdout, [line for line in done.stderr.splitlines() if COMPLAINT.search(line)]
-
-
-def curves(dom: str, chart: str) -> list[str]:
-    """The paths of a chart's curves."""
-    (figure,) = re.findall(rf'<figure[^>]*data-chart="{chart}".*?</figure>', dom, re.S)
-    return re.findall(r'<path class="curve[^"]*" d="(M[^"]+)"', figure)
-
-
 def test_curves_are_drawn_and_nothing_is_complained_of(tmp_path: Path):
     page = tmp_path / "page.html"
     page.write_text(render([Story.of(told_run(tmp_path / "run", 600, floor=1.4))]))
-    dom, complaints = opened(page, tmp_path)
+    dom, complaints = opened(page)
     assert complaints == []
     assert len(curves(dom, "loss")) == 2
     for chart in ("grad_norm", "clip_rate", "lr", "speed", "memory"):
@@ -64,7 +46,7 @@ def test_several_runs_share_the_charts(tmp_path: Path):
     stories = [Story.of(told_run(tmp_path / name, steps)) for name, steps in (("a", 300), ("b", 1500), ("c", 20))]
     page = tmp_path / "page.html"
     page.write_text(render(stories))
-    dom, complaints = opened(page, tmp_path, "--blink-settings=preferredColorScheme=0")
+    dom, complaints = opened(page, DARK)
     assert complaints == []
     assert len(curves(dom, "loss")) == 5  # c was never evaluated
     assert len(curves(dom, "grad_norm")) == 3
@@ -78,7 +60,7 @@ def test_a_run_of_no_steps_and_of_one(tmp_path: Path):
     for number, stories in enumerate(([empty], [one], [empty, one])):
         page = tmp_path / f"{number}.html"
         page.write_text(render(stories))
-        dom, complaints = opened(page, tmp_path)
+        dom, complaints = opened(page)
         assert complaints == []
         assert "NaN" not in dom
         assert len(curves(dom, "loss")) == len(stories) - (empty in stories)
@@ -93,7 +75,7 @@ def with_script(folder: Path) -> str:
 def test_a_reader_points_and_clicks(tmp_path: Path):
     page = tmp_path / "page.html"
     page.write_text(re.sub(r"<meta http-equiv[^>]+>", "", with_script(tmp_path)))
-    dom, complaints = opened(page, tmp_path)
+    dom, complaints = opened(page)
     assert complaints == []
     title = re.search(r"<title>(.*?)</title>", dom)
     assert title
@@ -107,7 +89,7 @@ def test_a_reader_points_and_clicks(tmp_path: Path):
 def test_a_script_that_is_not_the_pages_own_is_refused(tmp_path: Path):
     page = tmp_path / "page.html"
     page.write_text(with_script(tmp_path))
-    dom, complaints = opened(page, tmp_path)
+    dom, complaints = opened(page)
     assert "<title>run</title>" in dom
     assert len(complaints) == 1
     assert "Content Security Policy" in complaints[0]

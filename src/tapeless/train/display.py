@@ -148,7 +148,9 @@ class Display:
             commands = next_commands(run, ending, trainer.total_steps)
             width = max(len(command) for command, _ in commands)
             print()
-            self.rows([("run", str(run)), *(("", f"{command:<{width}}   # {what}") for command, what in commands)])
+            page = run / "report.html"
+            rows = [("report", str(page))] if page.is_file() else []
+            self.rows([*rows, ("run", str(run)), *(("", f"{command:<{width}}   # {what}") for command, what in commands)])
 
     def closing(self, trainer: Trainer, ending: str) -> list[Row]:
         """How the run ended, and its loss beside what it had to beat."""

@@ -21,7 +21,7 @@ KILLS, TERMS, LIMIT = 20, 5, 25.0
 STEPS = 300
 FLAGS = ["--preset", "tiny", "--max-steps", STEPS, "--batch-size", 2, "--grad-accum", 2, "--seq-len", 32, "--save-every", 20]
 FLAGS += ["--eval-every", 30, "--eval-windows", 16, "--sample-every", 100, "--dropout", 0.1, "--corpus", "arithmetic"]
-KINDS = ("step", "eval", "sample", "checkpoint")
+KINDS = ("step", "watch", "eval", "sample", "checkpoint")
 SEED = 20
 
 

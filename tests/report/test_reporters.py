@@ -63,7 +63,7 @@ def test_one_that_fails_is_given_up_and_said_and_the_others_go_on(
             all_of_them.event(step_event(step))
     assert [event["step"] for event in two["html"].told] == [301, 302, 303]
     assert [event["step"] for event in two["csv"].told] == [301]
-    assert caplog.messages == ["report_to csv is given up: no space left on device; the run goes on"]
+    assert caplog.messages == ["report_to csv is given up, OSError: no space left on device; the run goes on"]
 
 
 def test_none_is_none(tmp_path: Path):

@@ -53,8 +53,8 @@ REPORTERS: dict[str, Callable[[RunDir], Reporter]] = {"html": _html, "csv": _csv
 
 
 class Reporters:
-    """All that a configuration names, as one listener. One whose disk or folder fails is given up, aloud: the training is
-    worth more than its pictures."""
+    """All that a configuration names, as one listener. One that fails, whatever the reason, is given up, aloud: the training
+    is worth more than its pictures."""
 
     def __init__(self, run: RunDir, names: str):
         """names: TrainConfig.report_to."""
@@ -62,8 +62,7 @@ class Reporters:
         self._living = {name: REPORTERS[name](run) for name in dict.fromkeys(names.split(",")) if name != "none"}
 
     def __enter__(self) -> "Reporters":
-        history = list(read_metrics(self.run.metrics)) if self._living else []
-        self._all(lambda reporter: reporter.begin(history))
+        self._all(lambda reporter: reporter.begin(read_metrics(self.run.metrics)))
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -76,6 +75,6 @@ class Reporters:
         for name, reporter in list(self._living.items()):
             try:
                 do(reporter)
-            except OSError as error:
-                log.warning("report_to %s is given up: %s; the run goes on", name, error)
+            except Exception as error:
+                log.warning("report_to %s is given up, %s: %s; the run goes on", name, type(error).__name__, error)
                 del self._living[name]

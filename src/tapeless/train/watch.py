@@ -5,10 +5,13 @@
 A group is a sublayer with its norm (blocks.3.attn, blocks.3.ffn), or what else has a name of its own (embed, head …). It is a
 look at some steps only: at the first, the second, the fourth … and then at every n-th, a function of the step alone, so that a
 resumed run looks where the unbroken one did. The weights are read before and after such a step and never written. Of a
-matrix beyond SAMPLED elements every k-th column stands for all, so that a look takes no memory worth speaking of; rows would
-not do, since the rows of an embedding are tokens, of which a step sees few.
+matrix beyond SAMPLED elements every k-th stands for all, so that a look takes no memory worth speaking of. They come from
+every row and from every column: rows of an embedding are tokens, of which a step sees few, and columns are channels, of which
+some are much louder than others.
 Judged by: tests/train/test_watch.py."""
 
+import math
+from itertools import count
 from typing import Any, NamedTuple
 
 import torch
@@ -24,7 +27,7 @@ SAMPLED = 2**16  # elements
 class Part(NamedTuple):
     """Of one parameter what is compared before and after."""
 
-    w: Tensor  # (rows, columns) or (columns,), a view
+    w: Tensor  # of any shape, a view
     weight: float  # how many elements each of them stands for
 
 
@@ -35,11 +38,12 @@ def group_of(name: str) -> str:
 
 
 def part_of(w: Tensor) -> Part:
-    if w.ndim < 2 or w.numel() <= SAMPLED:
+    if w.numel() <= SAMPLED:
         return Part(w, 1.0)
-    every = -(-w.numel() // SAMPLED) | 1  # odd: heads are even, and every head's columns are to be among them
-    columns = w[:, ::every]
-    return Part(columns, w.numel() / columns.numel())
+    enough = count(-(-w.numel() // SAMPLED))
+    every = next(k for k in enough if math.gcd(k, w.shape[-1]) == 1)  # else only some columns would ever be met
+    some = w.view(-1)[::every]
+    return Part(some, w.numel() / some.numel())
 
 
 class Watch:

@@ -1,13 +1,16 @@
 """A run's report: drawn by a browser without a complaint, small however long the run, at a cost that no run notices.
 
-python acceptance/report.py --pictures   also takes the pictures of docs/report.md"""
+python acceptance/report.py --pictures   also takes the pictures of docs/report.md, which 128 colors make a third as large"""
 
 import math
+import resource
 import statistics
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
+import torch
 from browser import BROWSER, DARK, curves, opened, picture
 from claim import Claims
 from training import load_average, of_kind, scratch, tapeless, train
@@ -28,7 +31,7 @@ RUNS = {"cosine": ["--lr", 4e-3], "wsd": ["--lr", 1e-3, "--lr-schedule", "wsd"]}
 SINGLE = ("grad_norm", "clip_rate", "lr", "speed", "memory")  # charts of one curve a run
 LONG, BYTES, SECONDS = 100_000, 1_000_000, 10
 COST, ACCURACY = 0.01, 0.02
-PICTURES = {"light": (960, 1290, []), "dark": (960, 1290, [DARK]), "phone": (390, 1200, []), "comparison": (960, 1100, [])}
+PICTURES = {"light": (1200, 1750, []), "dark": (1200, 1750, [DARK]), "phone": (390, 1200, []), "comparison": (1200, 1180, [])}
 
 
 def check_browser(claims: Claims, pages: dict[str, Path], counts: dict[str, int]) -> None:
@@ -65,28 +68,37 @@ def long_run(folder: Path, like: RunDir) -> RunDir:
 
 def check_size(claims: Claims, folder: Path, like: RunDir) -> None:
     run = long_run(folder / "long", like)
+    before = cpu_seconds()
     done = tapeless("report", run.path)
-    size = run.report.stat().st_size
+    seconds, size = cpu_seconds() - before, run.report.stat().st_size
     claims.check(f"the report of {LONG:,} steps", bound=f"under {BYTES:,} bytes", measured=f"{size:,} bytes", ok=size < BYTES)
     claims.check(
-        "the time to write it, start of Python and reading of metrics.jsonl included",
+        "the time of the processor to write it, start of Python and reading of metrics.jsonl included",
         bound=f"under {SECONDS} s",
-        measured=f"{done.seconds:.1f} s at load {load_average()}",
-        ok=done.code == 0 and done.seconds < SECONDS,
+        measured=f"{seconds:.1f} s",
+        ok=done.code == 0 and seconds < SECONDS,
     )
 
 
-def median_seconds(call) -> float:  # of 30
+def cpu_seconds() -> float:
+    """Of the processes that were waited for: whatever else the machine does."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def median_seconds(call: Callable[[], object]) -> float:
+    """Of 30 calls, the time of the processor: in one thread it does not depend on what else the machine does."""
     times = []
     for _ in range(30):
-        start = time.perf_counter()
+        start = time.process_time()
         call()
-        times.append(time.perf_counter() - start)
+        times.append(time.process_time() - start)
     return statistics.median(times)
 
 
 def check_cost(claims: Claims, folder: Path) -> dict[str, float]:
     """Each part by itself, since together they are too small beside the noise of a step."""
+    torch.set_num_threads(1)
     config = TrainConfig(seq_len=128, batch_size=8, max_steps=100)
     data = prepare(config, 256, folder / "data")
     trainer = Trainer(Transformer(load_preset("tiny")), config, data)
@@ -101,11 +113,11 @@ def check_cost(claims: Claims, folder: Path) -> dict[str, float]:
     told = median_seconds(lambda: [page.story.take(event) for _ in range(100)]) / 100
     share = (watch / config.watch_every + told) / step + SHARE
     claims.check(
-        f"looks at the layers of tiny (8 x 128, a step of {1e3 * step:.1f} ms), {1e3 * watch:.2f} ms every "
+        f"looks at the layers of tiny (8 x 128 in one thread, a step of {1e3 * step:.1f} ms), {1e3 * watch:.2f} ms every "
         f"{config.watch_every} steps, {1e6 * told:.0f} µs a step for the page's numbers, and at most {100 * SHARE:g} % of the "
         "time for writing it",
         bound=f"under {100 * COST:g} % of the time",
-        measured=f"{100 * share:.2f} % at load {load_average()}",
+        measured=f"{100 * share:.2f} %",
         ok=share < COST,
     )
     return {"step_seconds": step, "watch_seconds": watch, "event_seconds": told}

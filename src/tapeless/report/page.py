@@ -35,7 +35,7 @@ COMPARED = [
 ]
 STEPS = [
     ("grad_norm", "Gradient norm", "before clipping, logarithmic"),
-    ("clip_rate", "Clipped steps", "percent of the steps whose gradient was shortened"),
+    ("clip_rate", "Clipped steps", "percent of the steps"),
     ("lr", "Learning rate", ""),
     ("speed", "Throughput", "tokens per second"),
     ("memory", "Memory", ""),

@@ -177,7 +177,16 @@ class TrainConfig:
         for name in ("seq_len", "epochs", "max_steps", "threads"):
             value = getattr(self, name)
             require(value is None or value >= 1, name, "at least 1", value)
-        counts = ("eval_every", "eval_windows", "patience", "keep_every", "sample_every", "sample_tokens", "watch_every", "paranoid")
+        counts = (
+            "eval_every",
+            "eval_windows",
+            "patience",
+            "keep_every",
+            "sample_every",
+            "sample_tokens",
+            "watch_every",
+            "paranoid",
+        )
         for name in counts:
             require(getattr(self, name) >= 0, name, "0 or more", getattr(self, name))
         require(0 < self.lr < INFINITY, "lr", "a number above 0", self.lr)

@@ -20,10 +20,10 @@ from tapeless.data.files import file_sha256
 from tapeless.data.prepare import prepare
 from tapeless.model.transformer import Transformer
 from tapeless.report.html_page import SHARE, HtmlPage
+from tapeless.train.layer_watch import LayerWatch
 from tapeless.train.metrics_log import MetricsLog
 from tapeless.train.run_dir import RunDir
 from tapeless.train.trainer import Trainer
-from tapeless.train.watch import Watch
 
 SMALL = ["--hidden-dim", 64, "--num-layers", 4, "--num-heads", 4, "--intermediate-dim", 172, "--max-seq-len", 64]
 SMALL += ["--batch-size", 6, "--max-steps", 1200, "--eval-every", 60, "--sample-every", 300, "--watch-every", 30]
@@ -105,7 +105,7 @@ def check_cost(claims: Claims, folder: Path) -> dict[str, float]:
     batch = trainer.next_batch()
     for _ in range(5):
         trainer.step(*batch)
-    look = Watch(trainer.model, 1)
+    look = LayerWatch(trainer.model, 1)
     step = median_seconds(lambda: trainer.step(*batch))
     watch = median_seconds(lambda: (look.before(), look.after(1.0)))
     page = HtmlPage(RunDir(folder / "cosine"))
@@ -128,7 +128,7 @@ def check_accuracy(claims: Claims, folder: Path) -> None:
     shape = ModelConfig(vocab_size=2048, hidden_dim=256, num_layers=1, num_heads=4, intermediate_dim=688, max_seq_len=64)
     config = TrainConfig(seq_len=64, batch_size=4, max_steps=20)
     trainer = Trainer(Transformer(shape), config, prepare(config, shape.vocab_size, folder / "wide"))
-    look, worst = Watch(trainer.model, 1), 0.0
+    look, worst = LayerWatch(trainer.model, 1), 0.0
     for _ in range(5):
         before = {name: w.clone() for name, w in trainer.model.params.items()}
         look.before()

@@ -31,11 +31,11 @@ from tapeless.train.evaluate import Evaluation, evaluate
 from tapeless.train.graph import graphed_step
 from tapeless.train.guard import SpikeGuard
 from tapeless.train.identities import check_identities
+from tapeless.train.layer_watch import LayerWatch
 from tapeless.train.nonfinite import first_bad_tensor, write_dump
 from tapeless.train.rotation import is_new_best, mark_best, rotate
 from tapeless.train.run_dir import RunDir
 from tapeless.train.step import StepResult, optimizer_of, train_step
-from tapeless.train.watch import Watch
 
 DEFAULT_STEPS = 1000
 WARMUP_SHARE, WARMUP_MOST = 0.05, 100
@@ -83,7 +83,7 @@ class Trainer:
         self.optimizer = optimizer_of(model, config)
         self._graphed = graphed_step(model, self.optimizer, config)
         self.spikes = SpikeGuard(config.spike_z)
-        self._watch = Watch(model, config.watch_every)
+        self._watch = LayerWatch(model, config.watch_every)
         self.steps = self.samples = self.tokens = 0  # taken and seen so far
         self.skipped = 0  # updates, because their loss was a spike
         self.best_val_loss: float | None = None

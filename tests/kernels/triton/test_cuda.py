@@ -19,8 +19,8 @@ from tapeless.model.transformer import Transformer
 from tapeless.ops.attention import ATTENTION
 from tapeless.train.graph import GraphedStep, graphed_step
 from tapeless.train.identities import check_identities
+from tapeless.train.layer_watch import LayerWatch
 from tapeless.train.step import optimizer_of
-from tapeless.train.watch import Watch
 from tapeless.verify.finding import distance
 from tapeless.verify.fixtures import Setting
 from tapeless.verify.kernel_levels import kernel_levels
@@ -109,7 +109,7 @@ def test_a_replay_leaves_what_a_look_at_the_layers_needs():
     for grad_clip in (0.0, 0.05):
         model = Transformer(CONFIG, device="cuda", dtype="bfloat16")
         train = TrainConfig(device="cuda", dtype="bfloat16", grad_clip=grad_clip)
-        step, look = graphed_step(model, optimizer_of(model, train), train), Watch(model, 1)
+        step, look = graphed_step(model, optimizer_of(model, train), train), LayerWatch(model, 1)
         assert step is not None
         for i in range(4):
             tokens, before = torch.randint(512, (8, 64), device="cuda"), model.store.flat.clone()

@@ -2,13 +2,15 @@
 
 import json
 import re
+import shlex
 from pathlib import Path
 
 import pytest
 
-from conftest import SMALL, quietly
 from tapeless.cli.main import main
 from tapeless.train.metrics_log import read_metrics
+
+SMALL = shlex.split("--hidden-dim 16 --num-layers 1 --num-heads 2 --intermediate-dim 32 --max-seq-len 32")
 
 
 def runs_in(page: Path) -> list[dict]:
@@ -58,10 +60,10 @@ def test_a_resume_goes_on_in_the_same_files(text_file: Path, tmp_path: Path, mon
     with monkeypatch.context() as patch:
         asked = iter(range(7))
         patch.setattr(StopSignals, "requested", lambda self: next(asked, None) is None)
-        assert quietly("train", "new", *SMALL, *words, "--report-to", "html,csv", "--watch-every", "3")[0] == 75
+        assert main(["train", "new", *SMALL, *words, "--report-to", "html,csv", "--watch-every", "3"]) == 75
     stopped = runs_in(run / "report.html")[0]["steps"]["step"]
     assert 1 < len(stopped) < 12
-    assert quietly("train", "resume", str(run))[0] == 0
+    assert main(["train", "resume", str(run)]) == 0
     assert runs_in(run / "report.html")[0]["steps"]["step"] == [*range(1, 13)]
     rows = (run / "metrics.csv").read_text().splitlines()[1:]
     assert [row.split(",")[0] for row in rows] == [str(step) for step in range(1, 13)]
@@ -72,7 +74,7 @@ def test_a_resume_goes_on_in_the_same_files(text_file: Path, tmp_path: Path, mon
 def test_without_a_report_there_is_none(text_file: Path, tmp_path: Path):
     run = tmp_path / "run"
     words = ["--dataset-path", str(text_file), "--out-dir", str(run), "--max-steps", "2", "--no-verify", "--report-to", "none"]
-    assert quietly("train", "new", *SMALL, *words)[0] == 0
+    assert main(["train", "new", *SMALL, *words]) == 0
     assert not (run / "report.html").exists()
 
 

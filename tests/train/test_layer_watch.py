@@ -11,16 +11,16 @@ from run_fixtures import MODEL, begin_run, config, dataset, events, final_bytes,
 from tapeless.config import ModelConfig, SimpleLMConfig, TrainConfig
 from tapeless.model.build import build_model
 from tapeless.model.transformer import Transformer
-from tapeless.train import watch
+from tapeless.train import layer_watch
+from tapeless.train.layer_watch import LayerWatch, group_of, part_of
 from tapeless.train.trainer import Trainer
-from tapeless.train.watch import Watch, group_of, part_of
 
 GROUPS = ["embed", "blocks.0.attn", "blocks.0.ffn", "blocks.1.attn", "blocks.1.ffn", "final_norm", "head"]
 
 
 def watched(trainer: Trainer) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
     """What a look at the next step says, and the weights before it."""
-    look, before = Watch(trainer.model, 1), {name: w.clone() for name, w in trainer.model.params.items()}
+    look, before = LayerWatch(trainer.model, 1), {name: w.clone() for name, w in trainer.model.params.items()}
     look.before()
     metrics = trainer.step(*trainer.next_batch())
     found = look.after(metrics.grad_norm)
@@ -64,7 +64,7 @@ def test_a_simplelm_has_its_own_groups(tmp_path: Path):
 
 def test_a_large_matrix_is_judged_by_some_of_its_elements(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """An embedding most of whose rows no token of the batch names: the rows' own ratios differ by orders of magnitude."""
-    monkeypatch.setattr(watch, "SAMPLED", 2**11)
+    monkeypatch.setattr(layer_watch, "SAMPLED", 2**11)
     wide = ModelConfig(vocab_size=256, hidden_dim=64, num_layers=1, num_heads=2, intermediate_dim=96, max_seq_len=8)
     trainer = Trainer(Transformer(wide), config(), dataset(tmp_path))
     part = part_of(trainer.model.params["embed.w"])
@@ -81,7 +81,7 @@ def test_a_large_matrix_is_judged_by_some_of_its_elements(tmp_path: Path, monkey
     [(0, []), (1, [*range(1, 21)]), (5, [1, 2, 4, 5, 10, 15, 20]), (8, [1, 2, 4, 8, 16]), (100, [1, 2, 4, 8, 16])],
 )
 def test_when(every: int, steps: list[int]):
-    look = Watch(Transformer(MODEL), every)
+    look = LayerWatch(Transformer(MODEL), every)
     assert [step for step in range(1, 21) if look.due(step)] == steps
 
 

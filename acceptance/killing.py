@@ -11,7 +11,7 @@ from training import command, environment
 from tapeless.data.files import file_sha256
 from tapeless.train.run_dir import RunDir
 
-KINDS = ("step", "eval", "sample", "checkpoint")  # lines of the metrics that must not feel a kill
+KINDS = ("step", "watch", "eval", "sample", "checkpoint")  # lines of the metrics that must not feel a kill
 
 
 def start(*arguments: object) -> subprocess.Popen[bytes]:

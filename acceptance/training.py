@@ -15,7 +15,8 @@ from tapeless.train.metrics_log import read_metrics
 from tapeless.train.run_dir import RunDir
 
 SHAKESPEARE = Path(__file__).resolve().parents[2] / "shared" / "data" / "shakespeare.txt"
-TIMES = {"time", "step_seconds", "tokens_per_second"}  # what no two runs agree on
+# what no two runs agree on
+TIMES = {"time", "step_seconds", "tokens_per_second", "memory_bytes", "device_memory_bytes"}
 
 
 class Done(NamedTuple):

@@ -23,7 +23,8 @@ BELOW["generate"] = BELOW["interop"] = BELOW["dist"] | {"dist", "data", "optim"}
 BELOW["train"] = BELOW["generate"] | {"generate"}  # a trainer draws samples
 BELOW["verify"] = BELOW["train"] | {"train", "interop"}
 BELOW["bench"] = BELOW["verify"] | {"verify"}
-BELOW["cli"] = BELOW["bench"] | {"bench"}
+BELOW["report"] = BELOW["train"] | {"train"}
+BELOW["cli"] = BELOW["bench"] | {"bench", "report"}
 BELOW["__main__"] = {"cli"}
 
 BARE = ("ops", "kernels", "model", "optim", "verify", "bench")  # torch and numpy are all they need to be imported

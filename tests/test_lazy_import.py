@@ -47,6 +47,7 @@ COMMANDS = [
     ["train", "new", "--help"],
     ["generate", "--help"],
     ["bench", "--help"],
+    ["report", "--help"],
 ]
 
 

@@ -18,6 +18,7 @@ INFINITY = float("inf")
 PRESETS = Path(__file__).parent / "presets"
 WEIGHTS = ("raw", "ema")  # of a run: as they were trained, or their moving average
 UNITS = {"s": 1, "m": 60, "h": 3600}  # of a time
+REPORTERS = ("html", "csv", "tensorboard")  # what report_to may name: report/reporters.py
 
 
 def option(default: Any, help: str, choices: tuple[str, ...] = (), *, derived: bool = False) -> Any:
@@ -170,6 +171,8 @@ class TrainConfig:
     sample_tokens: int = option(100, "tokens in a sample")
     sample_prompt: str = option("", "what a sample continues; by default the first token of the validation part")
     sample_temperature: float = option(0.8, "temperature of samples; 0: always the likeliest token")
+    watch_every: int = option(50, "steps between looks at memory and at each layer's gradient and update; 0: none")
+    report_to: str = option("html", "where the run is told beside metrics.jsonl: html, csv, tensorboard, by commas; or none")
     verify: bool = option(True, "check the gradients on the first batch before the first step")
 
     @property
@@ -183,7 +186,17 @@ class TrainConfig:
         for name in ("seq_len", "epochs", "max_steps", "threads"):
             value = getattr(self, name)
             require(value is None or value >= 1, name, "at least 1", value)
-        for name in ("eval_every", "eval_windows", "patience", "keep_every", "sample_every", "sample_tokens", "paranoid"):
+        counts = (
+            "eval_every",
+            "eval_windows",
+            "patience",
+            "keep_every",
+            "sample_every",
+            "sample_tokens",
+            "watch_every",
+            "paranoid",
+        )
+        for name in counts:
             require(getattr(self, name) >= 0, name, "0 or more", getattr(self, name))
         require(0 < self.lr < INFINITY, "lr", "a number above 0", self.lr)
         require(self.min_lr is None or 0 <= self.min_lr <= self.lr, "min_lr", f"between 0 and lr = {self.lr}", self.min_lr)
@@ -197,6 +210,9 @@ class TrainConfig:
         require(self.eps > 0, "eps", "above 0", self.eps)
         seconds(self.max_time)
         require(0 <= self.seed < 2**63, "seed", "0 or more", self.seed)
+        for name in self.report_to.split(","):
+            if name not in REPORTERS and self.report_to != "none":
+                raise ConfigError(f"report_to {name!r} is unknown; {nearest(name, (*REPORTERS, 'none'))}")
         require(not self.nesterov or self.momentum > 0, "momentum", "above 0 for nesterov", self.momentum)
 
 

@@ -91,7 +91,8 @@ def test_json_is_every_event_and_nothing_else(text_file: Path, tmp_path: Path, c
     assert err == ""
     events = [json.loads(line) for line in out.splitlines()]
     assert events == list(read_metrics(run / "metrics.jsonl"))
-    assert [event["event"] for event in events] == ["start", "step", "step", "step", "checkpoint", "eval", "sample", "end"]
+    steps = ["step", "watch", "step", "watch", "step"]
+    assert [event["event"] for event in events] == ["start", *steps, "checkpoint", "eval", "sample", "end"]
 
 
 def test_a_stop_is_75_and_a_resume_ends_where_the_unbroken_run_does(
@@ -212,7 +213,7 @@ def test_a_whole_process_in_a_pipe(text_file: Path, tmp_path: Path):
     words = ["--dataset-path", str(text_file), "--out-dir", str(tmp_path / "run"), "--max-steps", "2", "--no-verify", "--json"]
     done = subprocess.run([sys.executable, "-m", "tapeless", "train", "new", *SMALL, *words], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert [json.loads(line)["event"] for line in done.stdout.splitlines()][:3] == ["start", "step", "step"]
+    assert [json.loads(line)["event"] for line in done.stdout.splitlines()][:3] == ["start", "step", "watch"]
 
 
 def test_time_runs_out_and_more_is_given(tmp_path: Path, text_file: Path, capsys: pytest.CaptureFixture):

@@ -19,7 +19,8 @@ from tapeless.train.trainer import Trainer
 
 MODEL = ModelConfig(vocab_size=256, hidden_dim=16, num_layers=2, num_heads=2, intermediate_dim=24, max_seq_len=8)
 WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog", "and", "runs", "home"]
-TIMES = {"time", "step_seconds", "tokens_per_second"}  # what no two runs agree on
+# what no two runs agree on
+TIMES = {"time", "step_seconds", "tokens_per_second", "memory_bytes", "device_memory_bytes"}
 
 
 def text_of(characters: int, seed: int = 0) -> str:
@@ -74,7 +75,7 @@ def play(
         return trainer.run(), trainer
 
 
-def events(run: RunDir, kinds: Collection[str] = ("step", "eval", "sample", "checkpoint")) -> list[dict[str, Any]]:
+def events(run: RunDir, kinds: Collection[str] = ("step", "watch", "eval", "sample", "checkpoint")) -> list[dict[str, Any]]:
     """metrics.jsonl without what the clock says."""
     found = [event for event in read_metrics(run.metrics) if event["event"] in kinds]
     return [{key: value for key, value in event.items() if key not in TIMES} for event in found]

@@ -2,6 +2,7 @@
 can be captured, and that a replay does the same, takes a GPU (tests/kernels/triton/test_cuda.py)."""
 
 import logging
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +19,7 @@ from tapeless.kernels import choose
 from tapeless.kernels.triton.ops import triton_ops
 from tapeless.model.transformer import Transformer
 from tapeless.train.graph import GraphedStep, graphed_step
+from tapeless.train.layer_watch import LayerWatch
 from tapeless.train.step import optimizer_of, train_step
 
 CONFIG = ModelConfig(vocab_size=31, hidden_dim=16, num_layers=1, num_heads=2, intermediate_dim=20, max_seq_len=8)
@@ -66,6 +68,21 @@ def test_equals_the_step_of_plain_calls(options: dict[str, Any]):
 
 def state(step: GraphedStep) -> list[torch.Tensor]:
     return [step.model.store.flat.clone(), *(x.clone() for x in step.optimizer.state.values())]
+
+
+@pytest.mark.parametrize("grad_clip", [0.0, 0.01])
+def test_it_leaves_what_a_look_at_the_layers_needs(grad_clip: float):
+    """The gradients lie where they were, and the weights are those after the step."""
+    step, data = graphed(grad_clip=grad_clip), batch()
+    look, before = LayerWatch(step.model, 1), step.model.store.flat.clone()
+    look.before()
+    result = step(*data, lr=1e-2, step=0)
+    found = look.after(result.grad_norm)
+    assert math.hypot(*found["grad_norm"].values()) == pytest.approx(result.grad_norm, rel=1e-6)
+    assert found["grad_norm"]["head"] == pytest.approx(float(step.model.grads["head.w"].norm()), rel=1e-5)
+    stretch = step.model.store.layout.spans["head.w"]
+    old, new = (flat[stretch[0] :][: stretch[1]] for flat in (before, step.model.store.flat))
+    assert found["update_ratio"]["head"] == pytest.approx(float((new - old).norm() / old.norm()), rel=1e-5)
 
 
 @pytest.mark.parametrize(("which", "bad"), [(0, 31), (0, -1), (1, 31), (1, -5)])

@@ -32,18 +32,21 @@ def scripted(monkeypatch: pytest.MonkeyPatch, losses: list[float]) -> None:
 
 def test_events_and_their_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     scripted(monkeypatch, [4.0, 5.0, 3.0])
-    run = begin_run(tmp_path / "run", config(max_steps=5, save_every=3, eval_every=2, sample_every=3))
+    run = begin_run(tmp_path / "run", config(max_steps=5, save_every=3, eval_every=2, sample_every=3, watch_every=2))
     ending, _ = play(run)
     assert ending == "done"
     assert [(event["event"], event["step"]) for event in read_metrics(run.metrics)] == [
         ("step", 1),
+        ("watch", 1),  # the first step is always looked at
         ("step", 2),
+        ("watch", 2),  # before the checkpoint, so that a resume has no need to look again
         ("checkpoint", 2),  # the best so far
         ("eval", 2),
         ("step", 3),
         ("checkpoint", 3),
         ("sample", 3),
         ("step", 4),
+        ("watch", 4),
         ("eval", 4),  # not the best, and not due to be saved
         ("step", 5),
         ("checkpoint", 5),  # the last step is always saved, evaluated and sampled

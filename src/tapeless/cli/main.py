@@ -11,11 +11,18 @@ import sys
 from typing import NoReturn
 
 import tapeless
-from tapeless.cli import bench, evaluate, generate, gradcheck, train
+from tapeless.cli import bench, evaluate, generate, gradcheck, report, train
 from tapeless.config import nearest
 from tapeless.errors import UNKNOWN_FLAG, WRONG_TYPE, TapelessError, UsageError
 
-COMMANDS = {"train": train, "generate": generate, "eval": evaluate, "gradcheck": gradcheck, "bench": bench}
+COMMANDS = {
+    "train": train,
+    "generate": generate,
+    "eval": evaluate,
+    "report": report,
+    "gradcheck": gradcheck,
+    "bench": bench,
+}
 
 
 class Parser(argparse.ArgumentParser):

@@ -11,6 +11,7 @@ import argparse
 import shutil
 import sys
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -97,12 +98,13 @@ def train(
     changes: dict[str, Any] | None = None,
 ) -> int:
     from tapeless.data.baselines import baselines
+    from tapeless.report.reporters import Reporters
     from tapeless.train.run_config import write_run_config
     from tapeless.train.runs import Recorder, go_on, make_model, require_room
     from tapeless.train.signals import StopSignals
     from tapeless.train.trainer import Trainer
 
-    with StopSignals() as stop, Recorder(run, display.event) as record:
+    with StopSignals() as stop, Recorder(run, display.event) as record, ExitStack() as closing:
         model = make_model(config.model, config.train)
         trainer = Trainer(
             model, config.train, data, run=run, on_event=record, before_save=record.log.sync, stopped=stop.requested
@@ -113,6 +115,7 @@ def train(
                 write_run_config(run.config, config)
         else:
             require_room(trainer)
+        record.listeners.append(closing.enter_context(Reporters(run, config.train.report_to)).event)
         beaten = baselines(data.train, data.val, data.tokenizer.vocab_size)
         display.introduce(run.path, trainer, beaten)
         if verify and not check_first_batch(trainer, display):

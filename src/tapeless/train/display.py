@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from tapeless.data.baselines import Baselines
+from tapeless.train.memory import bytes_words, resident_bytes
 from tapeless.train.metrics_log import event_line
 from tapeless.train.summary import Row, count, duration, introduction, marks, next_commands, readable
 from tapeless.train.trainer import Trainer
@@ -147,7 +148,9 @@ class Display:
             commands = next_commands(run, ending, trainer.total_steps)
             width = max(len(command) for command, _ in commands)
             print()
-            self.rows([("run", str(run)), *(("", f"{command:<{width}}   # {what}") for command, what in commands)])
+            page = run / "report.html"
+            rows = [("report", str(page))] if page.is_file() else []
+            self.rows([*rows, ("run", str(run)), *(("", f"{command:<{width}}   # {what}") for command, what in commands)])
 
     def closing(self, trainer: Trainer, ending: str) -> list[Row]:
         """How the run ended, and its loss beside what it had to beat."""
@@ -205,17 +208,8 @@ def framed(text: str, margin: str, width: int) -> str:
 
 
 def memory() -> str:
-    """What this process has in memory; where only the largest so far is known, that."""
-    try:
-        with open("/proc/self/statm", encoding="ascii") as file:
-            size = int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, ValueError, AttributeError):
-        if sys.platform == "win32":
-            return "?"
-        import resource
-
-        size = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-    return f"{size / 1e6:,.0f} MB" if size < 10e9 else f"{size / 1e9:,.1f} GB"
+    size = resident_bytes()
+    return "?" if size is None else bytes_words(size)
 
 
 def curve(values: list[float], width: int) -> str:

@@ -38,6 +38,8 @@ FREE = {
     "sample_tokens",
     "sample_prompt",
     "sample_temperature",
+    "watch_every",
+    "report_to",
     "verify",
 }
 

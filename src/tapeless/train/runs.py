@@ -142,7 +142,7 @@ class Recorder:
     """Writes every event into metrics.jsonl and passes it on, while it holds the run's lock."""
 
     def __init__(self, run: RunDir, *listeners: Listener):
-        self.run, self.listeners = run, listeners
+        self.run, self.listeners = run, list(listeners)
         self.lock = RunLock(run.lock)
         self.log = MetricsLog(run.metrics)
         remove_stale(run.checkpoints)

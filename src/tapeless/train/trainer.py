@@ -32,6 +32,7 @@ from tapeless.train.evaluate import Evaluation, evaluate
 from tapeless.train.graph import graphed_step
 from tapeless.train.guard import SpikeGuard
 from tapeless.train.identities import check_identities
+from tapeless.train.layer_watch import LayerWatch
 from tapeless.train.nonfinite import first_bad_tensor, write_dump
 from tapeless.train.rotation import is_new_best, mark_best, rotate
 from tapeless.train.run_dir import RunDir
@@ -86,6 +87,7 @@ class Trainer:
         self.ema = Ema(model.params, config.ema_decay) if config.ema_decay else None
         self._graphed = graphed_step(model, self.optimizer, config)
         self.spikes = SpikeGuard(config.spike_z)
+        self._watch = LayerWatch(model, config.watch_every)
         self.steps = self.samples = self.tokens = 0  # taken and seen so far
         self.skipped = 0  # updates, because their loss was a spike
         self.best_val_loss: float | None = None
@@ -203,14 +205,22 @@ class Trainer:
                 self._tell("checkpoint", path=f"step-{self.steps:08d}")
                 complete = self._boundary()
             while (ending := self._ending(complete)) is None:
-                metrics = self.step(*self.next_batch())
-                self._tell("step", **metrics._asdict())
+                self._take_step()
                 complete = self._boundary()
             self.save()
         except (NonFiniteError, IdentityError) as error:
             self._tell("guard", error=str(error))
             raise
         return ending
+
+    def _take_step(self) -> None:
+        watched = self._watch.due(self.steps + 1)
+        if watched:
+            self._watch.before()
+        metrics = self.step(*self.next_batch())
+        self._tell("step", **metrics._asdict())
+        if watched:
+            self._tell("watch", **self._watch.after(metrics.grad_norm))
 
     def _ending(self, complete: bool) -> str | None:
         """Whether and why the run ends here. complete: all that was due at this step has been done."""

@@ -20,6 +20,7 @@ from tapeless.ops.attention import ATTENTION
 from tapeless.optim.ema import Ema, decay_at
 from tapeless.train.graph import GraphedStep, graphed_step
 from tapeless.train.identities import check_identities
+from tapeless.train.layer_watch import LayerWatch
 from tapeless.train.step import optimizer_of, train_step
 from tapeless.verify.finding import distance
 from tapeless.verify.fixtures import Setting
@@ -134,6 +135,26 @@ def test_a_replay_skips_a_spike_without_being_captured_again():
 def test_the_identities_hold(dtype: str):
     model = Transformer(CONFIG, device="cuda", dtype=dtype)
     check_identities(model, *torch.randint(512, (2, 4, 64), device="cuda"), step=0, first_sample=0)
+
+
+def test_a_replay_leaves_what_a_look_at_the_layers_needs():
+    """Steps that are replayed, with and without clipping: the norms add up, and the weights have moved."""
+    for grad_clip in (0.0, 0.05):
+        model = Transformer(CONFIG, device="cuda", dtype="bfloat16")
+        train = TrainConfig(device="cuda", dtype="bfloat16", grad_clip=grad_clip)
+        step, look = graphed_step(model, optimizer_of(model, train), train), LayerWatch(model, 1)
+        assert step is not None
+        for i in range(4):
+            tokens, before = torch.randint(512, (8, 64), device="cuda"), model.store.flat.clone()
+            look.before()
+            result = step(tokens, tokens, lr=1e-3, step=i)
+            found = look.after(result.grad_norm)
+            assert math.hypot(*found["grad_norm"].values()) == pytest.approx(result.grad_norm, rel=1e-5)
+            start, size = model.store.layout.spans["head.w"]
+            old, new = (flat[start : start + size] for flat in (before, model.store.flat))
+            assert found["update_ratio"]["head"] == pytest.approx(float((new - old).norm() / old.norm()), rel=0.05)
+            assert found["device_memory_bytes"] > 0
+        assert step._captured
 
 
 def test_shapes_have_graphs_of_their_own():

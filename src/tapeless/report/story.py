@@ -1,0 +1,181 @@
+"""What a report tells of a run, gathered event by event.
+
+    Story(run)          what stands in its directory: configuration, environment
+    story.take(event)   every event of metrics.jsonl, once, in order
+    story.data()        what the page draws, as plain lists; story.facts() what it says in words
+Its size is bounded, however long the run.
+Judged by: tests/report/test_story.py."""
+
+import json
+import math
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+from tapeless.report.buckets import Buckets, rounded
+from tapeless.train.metrics_log import read_metrics
+from tapeless.train.run_config import read_run_config
+from tapeless.train.run_dir import RunDir
+
+SAMPLES, SAMPLE_LENGTH = 12, 2000  # kept in the page, and characters of each
+NOTES = 40  # warnings, resumes and ends
+LAYER_POINTS = 128  # of each layer's two rows
+CLIP_STRETCHES, CLIP_LEAST = 64, 10  # points of the clip rate, each over this many steps or more
+
+
+class Story:
+    def __init__(self, run: RunDir):
+        self.run, self.config = run, read_run_config(run.config)
+        self.environment: dict[str, Any] = json.loads(run.env.read_text(encoding="utf-8")) if run.env.is_file() else {}
+        self.start: Mapping[str, Any] = {}
+        self.steps, self.evals, self.memory = Buckets(), Buckets(), Buckets()
+        self.layers = Buckets(LAYER_POINTS)
+        self.groups: list[str] = []
+        self.last: Mapping[str, Any] = {}  # the last step
+        self.last_eval: Mapping[str, Any] = {}
+        self.best_eval: Mapping[str, Any] = {}
+        self.seconds = 0.0  # spent in steps
+        self.peak_memory, self.on_device = 0, False
+        self.samples: list[tuple[int, str]] = []
+        self.notes: list[tuple[int, str]] = []
+        self.ending: str | None = None
+        self._samples_seen, self._sample_stride = 0, 1
+
+    @classmethod
+    def of(cls, run: RunDir) -> "Story":
+        """All that a run has told so far."""
+        story = cls(run)
+        if run.metrics.is_file():
+            for event in read_metrics(run.metrics):
+                story.take(event)
+        return story
+
+    def take(self, event: Mapping[str, Any]) -> None:
+        kind = event["event"]
+        self.ending = None
+        if kind == "step":
+            self._step(event)
+        elif kind == "eval":
+            self._eval(event)
+        elif kind == "watch":
+            self._watch(event)
+        elif kind == "sample":
+            self._sample(event)
+        elif kind in ("start", "resume"):
+            self.start = event
+            if kind == "resume":
+                changes = [f"{name} {old} -> {new}" for name, (old, new) in event["changes"].items()]
+                self._note(event, "resumed" + (f", {', '.join(changes)}" if changes else ""))
+        elif kind == "guard":
+            self.ending = "diverged" if "error" in event else None
+            self._note(event, event.get("error") or event.get("warning") or "")
+        elif kind == "end":
+            self.ending = event["reason"]
+
+    def _step(self, event: Mapping[str, Any]) -> None:
+        self.last = event
+        self.seconds += event["step_seconds"]
+        norm, clip = float(event["grad_norm"]), self.config.train.grad_clip
+        values = {
+            "tokens": event["tokens"],
+            "seconds": self.seconds,
+            "loss": float(event["loss"]),
+            "grad_norm": norm,
+            "lr": event["lr"],
+            "speed": event["tokens_per_second"],
+            "clipped": float(0 < clip < norm),
+            "steps": 1,
+        }
+        self.steps.add(event["step"], values)
+
+    def _eval(self, event: Mapping[str, Any]) -> None:
+        loss = float(event["val_loss"])
+        self.last_eval = event
+        if math.isfinite(loss) and loss < float(self.best_eval.get("val_loss", math.inf)):
+            self.best_eval = event
+        values = {"val_loss": loss, "bits_per_byte": float(event["bits_per_byte"])}
+        self.evals.add(event["step"], values | self._elapsed())
+
+    def _watch(self, event: Mapping[str, Any]) -> None:
+        self.groups = list(event["grad_norm"])
+        self.on_device = event["device_memory_bytes"] is not None
+        memory = event["device_memory_bytes"] if self.on_device else event["memory_bytes"]
+        if memory is not None:
+            self.peak_memory = max(self.peak_memory, memory)
+            self.memory.add(event["step"], {"memory": memory} | self._elapsed())
+        rows = {f"grad {name}": float(value) for name, value in event["grad_norm"].items()}
+        rows |= {f"ratio {name}": float(value) for name, value in event["update_ratio"].items()}
+        self.layers.add(event["step"], rows | self._elapsed())
+
+    def _sample(self, event: Mapping[str, Any]) -> None:
+        """The first, the last, and some between, evenly."""
+        sample = (event["step"], event["text"][:SAMPLE_LENGTH])
+        self.samples = [sample] if not self.samples else [*self._even(), sample]
+        self._samples_seen += 1
+
+    def _even(self) -> list[tuple[int, str]]:
+        """What stays of the samples when another comes: the last one only where it is in step with the others."""
+        kept = self.samples if (self._samples_seen - 1) % self._sample_stride == 0 else self.samples[:-1]
+        if len(kept) == SAMPLES:
+            self._sample_stride *= 2
+            kept = kept[::2]
+        return kept
+
+    def _note(self, event: Mapping[str, Any], text: str) -> None:
+        self.notes = [*self.notes[-NOTES + 1 :], (event.get("step", 0), text)]
+
+    def _elapsed(self) -> dict[str, float]:
+        return {"tokens": self.last.get("tokens", 0), "seconds": self.seconds}
+
+    @property
+    def name(self) -> str:
+        return self.run.path.resolve().name
+
+    @property
+    def begun(self) -> str:
+        return datetime.fromtimestamp(self.start["time"]).astimezone().isoformat(" ", "minutes") if self.start else ""
+
+    def data(self) -> dict[str, Any]:
+        """What the curves are drawn from."""
+        baselines = self.start.get("baselines") or {}
+        return {
+            "clip": self.config.train.grad_clip,
+            "baselines": {name: rounded(value) for name, value in baselines.items()},
+            "floor": self.start.get("floor"),
+            "data": dict(self.config.data),
+            "stretch": self.steps.width,
+            "steps": {
+                **_axes(self.steps),
+                "loss": self.steps.ranges("loss"),
+                "grad_norm": self.steps.ranges("grad_norm"),
+                "lr": self.steps.ranges("lr"),
+                "speed": self.steps.ranges("speed"),
+            },
+            "clip_rate": self._clip_rate(),
+            "evals": {
+                **_axes(self.evals),
+                "val_loss": self.evals.ranges("val_loss"),
+                "bits_per_byte": self.evals.ranges("bits_per_byte"),
+            },
+            "memory": {**_axes(self.memory), "bytes": self.memory.ranges("memory"), "on_device": self.on_device},
+            "layers": {
+                **_axes(self.layers),
+                "groups": self.groups,
+                "grad_norm": [self.layers.means(f"grad {name}") for name in self.groups],
+                "update_ratio": [self.layers.means(f"ratio {name}") for name in self.groups],
+            },
+        }
+
+    def _clip_rate(self) -> dict[str, Any]:
+        """The share of clipped steps: several stretches together, since a single step is either clipped or not."""
+        cells = list(self.steps.cells.values())
+        together = max(-(-len(cells) // CLIP_STRETCHES), -(-CLIP_LEAST // self.steps.width))
+        axes, clipped, steps = _axes(self.steps), self.steps.sums("clipped"), self.steps.sums("steps")
+        starts = range(0, len(cells), together)
+        rate = [rounded(sum(clipped[i : i + together]) / max(sum(steps[i : i + together]), 1)) for i in starts]
+        ends = [min(i + together, len(cells)) - 1 for i in starts]
+        return {name: [values[i] for i in ends] for name, values in axes.items()} | {"rate": {"mean": rate}}
+
+
+def _axes(buckets: Buckets) -> dict[str, list[Any]]:
+    return {"step": buckets.steps(), "tokens": buckets.last("tokens"), "seconds": buckets.last("seconds")}

@@ -1,0 +1,43 @@
+"""The numbers at the top."""
+
+from pathlib import Path
+
+import pytest
+from report_fixtures import empty_run, eval_event, story_of, told_run
+
+from tapeless.report.figures import figures, short
+from tapeless.report.story import Story
+
+
+def test_of_a_finished_run(tmp_path: Path):
+    found = {figure.label: figure[1:] for figure in figures(story_of(tmp_path / "run", 400))}
+    assert found["validation loss"] == ("1.6649", "best, at step 400")
+    assert found["beside its mark"] == ("-33.1 %", "bigram 2.4900")
+    assert found["steps"] == ("400", "of 400")
+    assert found["tokens"] == ("205 k", "epoch 1")
+    assert found["tokens per second"] == ("10,240", "20 s in steps")
+    assert found["parameters"] == ("833 k", "float32 on cpu")
+    assert found["memory"] == ("400 MB", "of the process")
+
+
+def test_a_known_entropy_is_the_mark(tmp_path: Path):
+    story = Story.of(told_run(tmp_path / "run", 400, floor=1.5))
+    assert ("beside its mark", "+11.0 %", "entropy 1.5000") in figures(story)
+
+
+def test_a_last_evaluation_that_is_not_the_best(tmp_path: Path):
+    story = story_of(tmp_path / "run", 400)
+    story.take(eval_event(500, 1.9))
+    assert figures(story)[0].below == "best, at step 400; last 1.9000"
+
+
+def test_of_a_run_that_never_began(tmp_path: Path):
+    assert figures(Story(empty_run(tmp_path / "run"))) == []
+
+
+@pytest.mark.parametrize(
+    ("n", "words"),
+    [(0, "0"), (9999, "9,999"), (10_000, "10 k"), (461_312, "461 k"), (1_234_567, "1.23 M"), (2_500_000_000, "2.5 B")],
+)
+def test_short(n: int, words: str):
+    assert short(n) == words

@@ -1,0 +1,90 @@
+"""report.html while a run goes on: written when there is news, not more often than it is worth, whole at any moment."""
+
+from pathlib import Path
+
+import pytest
+from report_fixtures import course, empty_run, step_event
+
+from tapeless.report import html_page
+from tapeless.report.html_page import HtmlPage
+from tapeless.train.run_dir import RunDir
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    return empty_run(tmp_path / "run")
+
+
+@pytest.fixture
+def written(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The steps of the run when its page was written."""
+    steps: list[int] = []
+    monkeypatch.setattr(html_page, "write_page", lambda path, stories: steps.append(stories[0].last.get("step", 0)))
+    return steps
+
+
+def test_after_evaluations_and_at_the_end(run: RunDir, written: list[int], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(html_page, "SHARE", 1e9)
+    reporter = HtmlPage(run)
+    for event in course(250):
+        reporter.event(event)
+    reporter.close()
+    assert written == [1, 101, 201, 250]
+
+
+def test_it_takes_no_more_than_its_share(run: RunDir, written: list[int], monkeypatch: pytest.MonkeyPatch):
+    now = 0.0
+    monkeypatch.setattr(html_page.time, "monotonic", lambda: now)
+
+    def slow(path: Path, stories: list) -> None:
+        nonlocal now
+        now += 0.05
+        written.append(stories[0].last["step"])
+
+    monkeypatch.setattr(html_page, "write_page", slow)
+    reporter = HtmlPage(run)
+    for event in course(10_000):
+        now += 0.01 if event["event"] == "step" else 0.0
+        reporter.event(event)
+    assert len(written) >= 8
+    assert 0.05 * len(written) <= 0.01 * now
+    assert written[-1] == 10_000
+
+
+def test_what_was_told_before_is_not_written_again_and_again(run: RunDir, written: list[int]):
+    reporter = HtmlPage(run)
+    reporter.begin(course(1000))
+    assert written == []
+    reporter.event({"event": "resume", "step": 1000, "changes": {}, "time": 1.7e9})
+    reporter.event(step_event(1001))
+    assert written == [1001]
+
+
+def test_a_divergence_is_told_at_once(run: RunDir, written: list[int]):
+    reporter = HtmlPage(run)
+    reporter.event(step_event(1))
+    reporter.event({"event": "guard", "step": 2, "error": "loss NaN"})
+    assert written == [1]
+
+
+def test_a_stop_between_leaves_the_news_told(run: RunDir, written: list[int]):
+    reporter = HtmlPage(run)
+    reporter.event(step_event(1))
+    reporter.event({"event": "checkpoint", "step": 1, "path": "step-00000001"})
+    reporter.close()
+    assert written == [1]
+
+
+def test_a_failure_leaves_the_page_before(run: RunDir, monkeypatch: pytest.MonkeyPatch):
+    reporter = HtmlPage(run)
+    reporter.event({"event": "end", "step": 0, "reason": "done"})
+    before = run.report.read_bytes()
+
+    def broken(*_: object) -> str:
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(html_page, "render", broken)
+    with pytest.raises(OSError, match="no space"):
+        reporter.event({"event": "end", "step": 0, "reason": "done"})
+    assert run.report.read_bytes() == before
+    assert [path.name for path in run.path.glob(".tmp*")] == []

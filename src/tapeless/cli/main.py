@@ -11,11 +11,18 @@ import sys
 from typing import NoReturn
 
 import tapeless
-from tapeless.cli import bench, evaluate, generate, gradcheck, train
+from tapeless.cli import bench, estimate, evaluate, generate, gradcheck, train
 from tapeless.config import nearest
 from tapeless.errors import UNKNOWN_FLAG, WRONG_TYPE, TapelessError, UsageError
 
-COMMANDS = {"train": train, "generate": generate, "eval": evaluate, "gradcheck": gradcheck, "bench": bench}
+COMMANDS = {
+    "train": train,
+    "estimate": estimate,
+    "generate": generate,
+    "eval": evaluate,
+    "gradcheck": gradcheck,
+    "bench": bench,
+}
 
 
 class Parser(argparse.ArgumentParser):

@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[1]
 SRC = ROOT / "src" / "tapeless"
 
 # Who may import whom: config <- ops <- kernels <- model <- dist <- train, generate, interop <- cli; config <- data, optim;
-# verify sees all but cli, bench sees verify too.
+# verify sees all but cli, bench sees verify too, estimate sees bench.
 BELOW: dict[str, set[str]] = {"errors": set(), "config": {"errors"}}
 BELOW["ops"] = BELOW["config"] | {"config"}
 BELOW["data"] = BELOW["optim"] = BELOW["ops"]
@@ -24,7 +24,8 @@ BELOW["train"] = BELOW["generate"] | {"generate"}  # a trainer draws samples
 BELOW["verify"] = BELOW["train"] | {"train", "interop"}
 BELOW["bench"] = BELOW["verify"] | {"verify"}
 BELOW["report"] = BELOW["train"] | {"train"}
-BELOW["cli"] = BELOW["bench"] | {"bench", "report"}
+BELOW["estimate"] = BELOW["bench"] | {"bench"}
+BELOW["cli"] = BELOW["estimate"] | {"estimate", "report"}
 BELOW["__main__"] = {"cli"}
 
 BARE = ("ops", "kernels", "model", "optim", "verify", "bench")  # torch and numpy are all they need to be imported

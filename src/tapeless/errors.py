@@ -125,6 +125,14 @@ class DiskError(TapelessError, OSError):
     fix = "free some space, or choose an `--out-dir` on another disk"
 
 
+class TooLargeError(TapelessError, MemoryError):
+    """A run that needs more memory than is free, known before it begins."""
+
+    code = "MEMORY"
+    exit_status = 2
+    fix = "make the batch or the model smaller; `tapeless estimate` shows what takes the memory"
+
+
 @dataclass(frozen=True)
 class Known:
     """One error with everything there is to say of it. `message` and `fix` name facts in braces, given when it is raised."""
@@ -322,6 +330,20 @@ DISK_FULL = Known(
     "{path}: not enough room on the disk: {detail}",
     "less room than the run's tokens and checkpoints will take; said before the first step, not after hours",
     "free some space, choose an --out-dir on another disk, or keep fewer checkpoints (--keep-last)",
+)
+TOO_LARGE = Known(
+    "TOO_LARGE",
+    TooLargeError,
+    "the {phase} needs {need} of memory, {room} are free on {device}{parts}",
+    "a model or batch for a larger machine, or memory that others hold; said before anything is made, not by a kill on the way",
+    "{fits}; --anyway begins nevertheless",
+)
+NOT_MEASURABLE = Known(
+    "NOT_MEASURABLE",
+    TooLargeError,
+    "to measure the time of this run takes {need} of memory, even with {rows} and few layers, and {room} are free",
+    "`tapeless estimate` times real steps, and even the smallest that tell anything are too large here",
+    "--no-calibrate estimates everything else",
 )
 
 KINDS: list[type[TapelessError]] = [

@@ -16,8 +16,8 @@ def test_flops_by_hand(tied: bool):
     """Tied or not, the head's matrix counts once."""
     model = ModelConfig(**{**vars(MODEL), "tie_embeddings": tied})
     task = Task("ours", model, TrainConfig(batch_size=3, seq_len=5))
-    assert step_flops(task) == 15 * 6 * (WEIGHTS + 2 * 8 * 5)
-    assert utilization(task, 2.0, "NVIDIA H200") == step_flops(task) / 2.0 / 989e12
+    assert step_flops(model, 15, 5) == 15 * 6 * (WEIGHTS + 2 * 8 * 5)
+    assert utilization(task, 2.0, "NVIDIA H200") == step_flops(model, 15, 5) / 2.0 / 989e12
 
 
 def test_peaks():

@@ -137,7 +137,7 @@ def test_a_resume_may_go_further_when_it_is_told_to(trained: tuple[Path, str], t
         (["train", "new", "--vocab-size", "100"], "vocab_size 100 is below the 256 ids of the tokenizer"),
         (["train", "new", "--ops", "fast"], "unknown set of ops 'fast'"),
         (["train", "new", "--device", "cpuu"], "device 'cpuu' cannot be used here"),
-        (["train", "new", "--epochs", "1", "--batch-size", "4096", "--warmup-steps", "50"], "warmup_steps 50 is beyond the"),
+        (["train", "new", "--epochs", "1", "--batch-size", "1024", "--warmup-steps", "50"], "warmup_steps 50 is beyond the"),
         (["train", "resume", "RUN", "--override", "lrr=1"], "unknown key train.lrr; did you mean 'lr'?"),
         (["train", "resume", "RUN", "--override", "lr"], "expected TABLE.KEY=VALUE"),
         (["train", "resume", "RUN", "--overide", "lr=1"], "unknown flag --overide; did you mean '--override'?"),

@@ -1,6 +1,5 @@
 """What differs between devices when time and memory are measured: waiting for the device, and reading a high-water mark."""
 
-import os
 import resource
 import sys
 from pathlib import Path
@@ -49,16 +48,6 @@ def _idle_in_graphs(device: str) -> int:
         for segment in torch.cuda.memory_snapshot()
         if segment["device"] == index and tuple(segment["segment_pool_id"]) != (0, 0)
     )
-
-
-def available_bytes(device: str) -> int:
-    """What contenders can have together."""
-    if is_cuda(device):
-        return torch.cuda.mem_get_info(device)[0]
-    meminfo = Path("/proc/meminfo")
-    if meminfo.exists():
-        return _kilobytes(meminfo, "MemAvailable")
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def _status(field: str) -> int:

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from tapeless.bench.device import available_bytes
 from tapeless.bench.first_step import first_steps
 from tapeless.bench.groups import groups
 from tapeless.bench.kernel_profile import kernel_profile
@@ -18,6 +17,7 @@ from tapeless.bench.summary import summary
 from tapeless.bench.task import FLOOR, OURS, PROMPT, Task, num_params
 from tapeless.config import ModelConfig
 from tapeless.errors import ConfigError
+from tapeless.train.room import available_bytes
 
 LENGTHS = (128, 256, 512, 1024, 2048, 4096)  # T, at the model's own width
 WIDTHS = (64, 128, 256, 512, 1024)  # C, at FIXED_LENGTH

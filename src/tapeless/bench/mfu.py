@@ -9,7 +9,7 @@ Judged by: tests/bench/test_mfu.py."""
 
 from tapeless.bench.floor import flops
 from tapeless.bench.task import Task
-from tapeless.config import ModelConfig
+from tapeless.config import AnyModelConfig, ModelConfig
 
 PEAK = {"H100": 989e12, "H200": 989e12, "GH200": 989e12, "A100": 312e12, "L40S": 362e12, "B200": 2250e12}  # flop/s
 
@@ -21,13 +21,13 @@ def peak_of(gpu: str) -> float | None:
     return next((PEAK[word] for word in gpu.replace("-", " ").split() if word in PEAK), None)
 
 
-def step_flops(task: Task) -> int:
-    c, attention = task.model, 0
+def step_flops(c: AnyModelConfig, tokens: int, seq_len: int) -> int:
+    attention = 0
     if isinstance(c, ModelConfig):
-        attention = 6 * task.tokens * c.num_layers * c.num_heads * c.head_dim * task.seq_len
-    return flops(c, task.tokens) + attention
+        attention = 6 * tokens * c.num_layers * c.num_heads * c.head_dim * seq_len
+    return flops(c, tokens) + attention
 
 
 def utilization(task: Task, seconds: float, gpu: str) -> float | None:
     peak = peak_of(gpu)
-    return None if peak is None else step_flops(task) / seconds / peak
+    return None if peak is None else step_flops(task.model, task.tokens, task.seq_len) / seconds / peak

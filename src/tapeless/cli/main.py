@@ -11,12 +11,13 @@ import sys
 from typing import NoReturn
 
 import tapeless
-from tapeless.cli import bench, evaluate, generate, gradcheck, report, train
+from tapeless.cli import bench, estimate, evaluate, generate, gradcheck, report, train
 from tapeless.config import nearest
 from tapeless.errors import UNKNOWN_FLAG, WRONG_TYPE, TapelessError, UsageError
 
 COMMANDS = {
     "train": train,
+    "estimate": estimate,
     "generate": generate,
     "eval": evaluate,
     "report": report,

@@ -19,7 +19,9 @@ from tapeless.cli.options import add_fields, add_model_arguments, add_train_argu
 from tapeless.config import TrainConfig
 
 if TYPE_CHECKING:
+    from tapeless.config import AnyModelConfig
     from tapeless.data.prepare import Dataset
+    from tapeless.errors import TapelessError
     from tapeless.train.display import Display
     from tapeless.train.run_config import RunConfig
     from tapeless.train.run_dir import RunDir
@@ -34,6 +36,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     new = actions.add_parser("new", help="begin a run", description="Begin a run. Without flags: the default model.")
     add_model_arguments(new)
     add_train_arguments(new)
+    new.add_argument(
+        "--anyway", action="store_true", help="begin although memory or disk will not suffice by the estimate, with a warning"
+    )
     new.add_argument("--json", action="store_true", help="print every event as a line of JSON")
     resume = actions.add_parser("resume", help="go on with a run", description="Go on where the newest checkpoint was written.")
     resume.add_argument("run_dir", metavar="RUN", type=Path, help="the run's directory")
@@ -58,10 +63,15 @@ def run_new(args: argparse.Namespace) -> int:
     name, model_config, train_config = chosen(args)  # first: a mistake is said at once, without waiting for torch
 
     from tapeless.train.display import make_display
-    from tapeless.train.runs import begin, fresh_name
+    from tapeless.train.runs import begin, fresh_name, resolved
 
     display = make_display(json_lines=args.json, log_every=train_config.log_every)
     out_dir = Path(train_config.out_dir) if train_config.out_dir else fresh_name(name)
+    train_config = resolved(model_config, train_config)
+    for obstacle in room_obstacles(model_config, train_config, out_dir):
+        if not args.anyway:
+            raise obstacle
+        display.warn(str(obstacle))
     run, config, data = begin(model_config, train_config, out_dir, sys.argv)
     try:
         return train(run, config, data, display, verify=train_config.verify)
@@ -69,6 +79,18 @@ def run_new(args: argparse.Namespace) -> int:
         if not run.metrics.is_file() or not run.metrics.stat().st_size:  # it never began, so nothing is lost
             shutil.rmtree(run.path)
         raise
+
+
+def room_obstacles(config: "AnyModelConfig", train: "TrainConfig", out_dir: Path) -> "list[TapelessError]":
+    """Why the memory and the disk that are free will not do, known before anything is made."""
+    from tapeless.estimate.disk import disk_of
+    from tapeless.estimate.fit import obstacles
+    from tapeless.estimate.memory import memory_of
+    from tapeless.train.trainer import total_steps
+
+    memory = memory_of(config, train)
+    steps = total_steps(train, 0) if train.epochs is None else train.max_steps
+    return obstacles(config, train, memory, disk_of(memory.checkpoint, train, steps), out_dir)
 
 
 def run_resume(args: argparse.Namespace) -> int:
@@ -100,7 +122,7 @@ def train(
     from tapeless.data.baselines import baselines
     from tapeless.report.reporters import Reporters
     from tapeless.train.run_config import write_run_config
-    from tapeless.train.runs import Recorder, go_on, make_model, require_room
+    from tapeless.train.runs import Recorder, go_on, make_model
     from tapeless.train.signals import StopSignals
     from tapeless.train.trainer import Trainer
 
@@ -113,8 +135,6 @@ def train(
             go_on(trainer, record, fallback=fallback, on_warning=display.warn)
             if changes:
                 write_run_config(run.config, config)
-        else:
-            require_room(trainer)
         record.listeners.append(closing.enter_context(Reporters(run, config.train.report_to)).event)
         beaten = baselines(data.train, data.val, data.tokenizer.vocab_size)
         display.introduce(run.path, trainer, beaten)

@@ -22,7 +22,7 @@ NUMPY = {torch.float32: np.float32, torch.bfloat16: np.uint16}
 
 class Workspace:
     def __init__(self) -> None:
-        self._free: dict[Any, list[np.ndarray]] = defaultdict(list)  # by dtype and number of elements
+        self._free: dict[Any, list[Any]] = defaultdict(list)  # by dtype and number of elements
         self._lent: dict[int, Any] = {}
         self._scratch: dict[str, np.ndarray] = {}  # flat, as large as was ever asked for
         self.allocated = 0  # bytes of all blocks, lent out or not
@@ -37,8 +37,14 @@ class Workspace:
             block = free.pop()
         else:
             self._make_room()
-            block = np.empty(numel, NUMPY[dtype])
+            block = self._new_block(numel, dtype)
             self.allocated += block.nbytes
+        return self._lend(block, free, shape, dtype)
+
+    def _new_block(self, numel: int, dtype: torch.dtype) -> Any:
+        return np.empty(numel, NUMPY[dtype])
+
+    def _lend(self, block: Any, free: list[Any], shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         lent = block.reshape(shape)  # torch's storage is the only one that holds this view, and lets go of it at its own end
         ticket = weakref.ref(lent, self._take_back)
         self._lent[id(ticket)] = ticket, free, block

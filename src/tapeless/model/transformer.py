@@ -229,13 +229,16 @@ class Transformer:
         *,
         num_targets: int | None = None,
         documents: Tensor | None = None,  # (B, T) int64
+        check: bool = True,
     ) -> Tensor:  # ()
-        """The loss for evaluation: nothing is kept, nothing is dropped out."""
-        self._check(tokens, targets, documents)
-        check_num_targets(num_targets)
+        """The loss for evaluation: nothing is kept, nothing is dropped out. check: as of forward_backward."""
+        if check:
+            self._check(tokens, targets, documents)
+            check_num_targets(num_targets)
         n, _ = self._trunk(tokens, self._call(documents), keep=False)
         loss, _ = self.ops.linear_cross_entropy.forward(n, targets, self._p.head, **self._loss_options(num_targets))
-        self._finite(loss)
+        if check:
+            self._finite(loss)
         return loss
 
     def logits(

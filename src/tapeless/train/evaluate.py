@@ -20,8 +20,12 @@ class Evaluation(NamedTuple):
     bits_per_byte: float
 
 
+def rows_at_once(seq_len: int) -> int:
+    return max(1, TOKENS // seq_len)
+
+
 def _pieces(model: AnyModel, tokens: Tensor, targets: Tensor) -> Iterator[tuple[Tensor, Tensor]]:  # (n, T) both
-    rows = max(1, TOKENS // tokens.shape[1])
+    rows = rows_at_once(tokens.shape[1])
     for x, y in zip(tokens.split(rows), targets.split(rows), strict=True):
         yield x.to(model.device), y.to(model.device)
 

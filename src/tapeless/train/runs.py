@@ -79,15 +79,20 @@ def with_dtype(train: TrainConfig) -> TrainConfig:
     return replace(train, dtype=found.dtype)
 
 
+def resolved(config: AnyModelConfig, train: TrainConfig) -> TrainConfig:
+    """With a device that is there, a length of the windows and a dtype, whatever was left open."""
+    usable_device(train.device)
+    return with_dtype(replace(train, seq_len=train.seq_len or default_seq_len(config)))
+
+
 def begin(
     model_config: AnyModelConfig, train_config: TrainConfig, out_dir: Path, argv: Sequence[str]
 ) -> tuple[RunDir, RunConfig, Dataset]:
     """A new run's directory with everything a resume needs; it is removed again where the data or the model do not work."""
     run = RunDir.create(out_dir)
     try:
-        train_config = replace(train_config, seq_len=train_config.seq_len or default_seq_len(model_config))
         prepare_process(train_config)
-        train_config = with_dtype(train_config)
+        train_config = resolved(model_config, train_config)
         data = prepare(train_config, model_config.vocab_size, run.path)
         config = RunConfig(
             model_config,
@@ -118,20 +123,6 @@ def resumed_configuration(run: RunDir, overrides: Mapping[str, Any]) -> tuple[Ru
         kept, found = (replace(c, data={**c.data, "source_sha256": x}) for c, x in zip((before, now), hashes, strict=True))
         check_resume(kept, found, overrides.keys())
     return now, check_resume(before, now, overrides.keys())
-
-
-def require_room(trainer: Trainer) -> None:
-    """An error where the disk cannot take the checkpoints that will lie there at a time: those that stay, the best, and the one
-    being written."""
-    c, run = trainer.config, trainer.run_dir
-    assert run is not None
-    tensors = [trainer.model.store.flat, *trainer.optimizer.state.values()]
-    saves = trainer.total_steps // c.save_every + 1
-    count = min(c.keep_last, saves) + (trainer.total_steps // c.keep_every if c.keep_every else 0) + 2
-    needed, free = count * sum(x.nbytes for x in tensors), shutil.disk_usage(run.path).free
-    if needed > free:
-        detail = f"{free / 1e6:,.0f} MB are free, {count} checkpoints take {needed / 1e6:,.0f} MB"
-        raise DISK_FULL(path=run.path, detail=detail)
 
 
 def set_fields(train: TrainConfig) -> dict[str, Any]:

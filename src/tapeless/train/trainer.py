@@ -50,6 +50,15 @@ def default_seq_len(config: AnyModelConfig) -> int:
     return config.max_seq_len if isinstance(config, ModelConfig) else 32
 
 
+def total_steps(c: TrainConfig, num_windows: int, *, steps: int = 0, samples: int = 0) -> int:
+    """How many steps a run has, of which it has taken `steps` and seen `samples`; num_windows: in an epoch."""
+    limits = [] if c.max_steps is None else [c.max_steps]
+    if c.epochs is not None:
+        left = c.epochs * num_windows - samples
+        limits.append(max(1, steps + left // (c.batch_size * c.grad_accum)))
+    return min(limits, default=DEFAULT_STEPS)
+
+
 class StepMetrics(NamedTuple):
     step: int  # steps taken, this one included
     epoch: int
@@ -100,11 +109,7 @@ class Trainer:
     def _plan(self) -> None:
         """How many steps there are, counted from where the run stands, and in how many of them the rate rises."""
         c = self.config
-        limits = [] if c.max_steps is None else [c.max_steps]
-        if c.epochs is not None:
-            samples = c.epochs * self.loader.num_windows - self.samples
-            limits.append(max(1, self.steps + samples // self.loader.batch_size))
-        self.total_steps = total = min(limits, default=DEFAULT_STEPS)
+        self.total_steps = total = total_steps(c, self.loader.num_windows, steps=self.steps, samples=self.samples)
         if c.warmup_steps is not None and c.warmup_steps > total:
             raise WARMUP_TOO_LONG(warmup=c.warmup_steps, total=f"the {total} steps of the run", most=total)
         default = min(WARMUP_MOST, int(WARMUP_SHARE * total)) if c.lr_schedule == "warmup-cosine" else 0

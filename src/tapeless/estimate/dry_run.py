@@ -1,0 +1,148 @@
+"""A run without numbers: the real model, optimizer and step on torch's meta device, where a tensor has a shape and no bytes.
+
+Whatever is allocated is counted when it comes and when it goes, so that the peak is that of the code which will run: no formula
+has to know how many moments an optimizer keeps or when a block lets go of its activations. Built-in kernels are stood in for
+by doubles that only allocate (kernels/dry.py).
+Judged by: tests/estimate/test_dry_run.py."""
+
+import weakref
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from tapeless.config import AnyModelConfig, ModelConfig, TrainConfig
+from tapeless.kernels.dry import META, dry_ops
+from tapeless.model.build import AnyModel, build_model
+from tapeless.model.memory import saved_bytes
+from tapeless.model.params import DTYPES
+from tapeless.ops.linear_cross_entropy import CHUNK, chunk_rows
+from tapeless.optim.clip import grad_norm
+from tapeless.train.evaluate import rows_at_once
+from tapeless.train.step import optimizer_of
+
+# torch loads sympy to find the strides of these, half a second and 40 MB; ours are contiguous.
+ALIKE = (torch.ops.aten.empty_like.default, torch.ops.aten.zeros_like.default)
+
+
+class Watch(TorchDispatchMode):
+    """Counts the bytes of all tensors that are made under it and still there."""
+
+    def __init__(self, idle: Callable[[], int] = lambda: 0):
+        """idle: bytes that are held beside them, by a workspace."""
+        super().__init__()
+        self.idle, self.live, self.peak = idle, 0, 0
+        self._seen: dict[int, Any] = {}
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Else torch hides this from its compiler, which it loads to do so: four seconds and 130 MB for nothing."""
+        return False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        options = kwargs or {}
+        if func in ALIKE:
+            result = torch.empty(args[0].shape, dtype=options.get("dtype") or args[0].dtype, device=META)
+        else:
+            result = func(*args, **options)
+        for x in tree_leaves(result):
+            if isinstance(x, Tensor) and x.device == META:
+                self._count(x.untyped_storage())
+        return result
+
+    def _count(self, storage: torch.UntypedStorage) -> None:
+        key = storage._cdata
+        if key not in self._seen:
+            size = storage.nbytes()
+
+            def gone(_: Any) -> None:
+                self.live -= size
+                del self._seen[key]
+
+            self._seen[key] = weakref.ref(storage, gone)
+            self.live += size
+        self.peak = max(self.peak, self.live + self.idle())
+
+    def peak_of(self, work: Callable[[], object]) -> int:
+        """The highest that the bytes stand while `work` is done."""
+        self.peak = self.live + self.idle()
+        work()
+        return self.peak
+
+
+class DryRun(NamedTuple):
+    """Bytes, all on the device that trains."""
+
+    parameters: int
+    copy: int  # of the parameters, in the dtype of the products where that is another
+    gradients: int
+    state: int  # the optimizer's, and whatever else it keeps
+    saved: int  # activations, kept for backward
+    logits: int  # of as many rows as are there at a time
+    step: int  # the peak of a training step, with all of the above
+    evaluation: int  # the peak of an evaluation behind it
+    checkpoint: int  # the tensors that one holds
+
+
+def dry_run(config: AnyModelConfig, train: TrainConfig, ops: str) -> DryRun:
+    """ops: the name of the set that will be used; train: with a seq_len and a dtype."""
+    double = dry_ops(ops) if isinstance(config, ModelConfig) else None
+    workspace = double.workspace if double else None
+    with Watch(lambda: workspace.idle if workspace else 0) as watch:
+        model = _model(config, train, double.ops if double else None)
+        store, gradients = model.store, model.store.flat_grads.nbytes
+        before = watch.live
+        optimizer = optimizer_of(model, train)
+        state = watch.live - before
+        T = train.seq_len or 1
+        tokens = torch.empty(train.batch_size * train.grad_accum, T, dtype=torch.int64, device=META)
+        windows = torch.empty(rows_at_once(T), T, dtype=torch.int64, device=META)
+        targets = torch.empty_like(tokens)
+        step = watch.peak_of(lambda: _step(model, optimizer, tokens, targets, train))
+        evaluation = watch.peak_of(lambda: model.loss(windows, windows, num_targets=1, check=False))
+        held = [*model.params.values(), *(x for views in optimizer.named_state().values() for x in views.values())]
+    N, itemsize = train.batch_size * T, store.compute_flat.element_size()
+    rows = double.logits_rows(N, config.vocab_size) if double else min(N, chunk_rows(config.vocab_size, CHUNK))
+    saved = _saved(config, train)
+    return DryRun(
+        parameters=store.flat.nbytes,
+        copy=0 if store.compute_flat is store.flat else store.compute_flat.nbytes,
+        gradients=gradients,
+        state=state,
+        saved=saved,
+        logits=(rows if isinstance(config, ModelConfig) else N) * config.vocab_size * itemsize,
+        step=step,
+        evaluation=evaluation,
+        checkpoint=sum(x.nbytes for x in held),
+    )
+
+
+def _model(config: AnyModelConfig, train: TrainConfig, ops: Any) -> AnyModel:
+    options: dict[str, Any] = {"device": META, "dtype": train.dtype, "initialized": False}
+    if isinstance(config, ModelConfig):
+        options |= {"ops": "reference", "recompute": train.recompute}
+        options["dtype"] = "bfloat16" if train.dtype == "fp8" else train.dtype  # whose tensors are the same
+    model = build_model(config, **options)
+    if ops is not None:
+        model.ops = ops
+    return model
+
+
+def _step(model: AnyModel, optimizer: Any, tokens: Tensor, targets: Tensor, train: TrainConfig) -> None:
+    """train/step.py without its looks at values. One micro-batch: those behind it take the same blocks again."""
+    rows = train.batch_size
+    model.forward_backward(tokens[:rows], targets[:rows], num_targets=1, step=0, fresh=True, check=False)
+    (model.ops.grad_norm or grad_norm)(model.store.flat_grads)
+    optimizer.step(scale=0.5, copy=model.store.copy)
+
+
+def _saved(config: AnyModelConfig, train: TrainConfig) -> int:
+    assert train.seq_len is not None
+    if isinstance(config, ModelConfig):
+        return sum(saved_bytes(config, train.batch_size, train.seq_len, train.recompute, train.dtype).values())
+    # SimpleLM: the embedding, the hidden layer before and behind its activation
+    itemsize = DTYPES[train.dtype][1].itemsize
+    return train.batch_size * train.seq_len * (2 * config.hidden_dim + 2 * config.intermediate_dim) * itemsize

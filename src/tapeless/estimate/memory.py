@@ -1,0 +1,72 @@
+"""The memory of a run by part, and of everything that it does beside its steps.
+
+    step            parameters, gradients, optimizer state, the copy in bfloat16, saved activations, logits, working buffers,
+                    all from the dry run; and what libraries and compiled kernels take when they are first used
+    evaluation      the same forward on its own windows
+    gradient check  before the first step, on the host: a judge in float64 (16 bytes a parameter), its twin in complex128 (16),
+                    two directions (16), the one it goes along beside the one before (16), and its own libraries
+Judged by: tests/estimate/test_memory.py, acceptance/estimate.py."""
+
+from typing import NamedTuple
+
+import torch
+
+from tapeless.bench.device import used_bytes
+from tapeless.bench.task import num_params
+from tapeless.config import AnyModelConfig, ModelConfig, TrainConfig
+from tapeless.estimate.dry_run import dry_run
+from tapeless.kernels.choose import choose
+from tapeless.verify.first_batch import CHECKED
+
+MIB = 2**20
+# Measured of models so small that little else is there, above a process that has loaded its libraries and used none of them.
+LIBRARIES = {
+    ("cpu", "float32"): 77 * MIB,
+    ("cpu", "bfloat16"): 88 * MIB,
+    ("reference", "float32"): 25 * MIB,
+    ("reference", "bfloat16"): 38 * MIB,
+    ("reference", "float64"): 25 * MIB,
+}
+OF_A_GPU = 32 * MIB  # the workspace of its library of products
+JUDGE, OF_THE_CHECK = 64, 64 * MIB  # bytes a parameter, and in all
+
+
+class Memory(NamedTuple):
+    device: str
+    ops: str
+    parts: dict[str, int]  # of a step's peak, which is their sum; bytes, as everything here
+    phases: dict[str, int]  # what the run does -> its peak above the process before the model is built
+    process: int  # what the process has by then; on a GPU 0, where that is on the host
+    checkpoint: int  # the tensors of one, on disk
+
+    @property
+    def peak(self) -> int:
+        return max(self.phases.values())
+
+
+def memory_of(config: AnyModelConfig, train: TrainConfig) -> Memory:
+    """train: with a seq_len and a dtype."""
+    device = torch.device(train.device)
+    ops = choose(train.ops, device, train.dtype).ops.name if isinstance(config, ModelConfig) else "reference"
+    found = dry_run(config, train, ops)
+    parts = {
+        "parameters": found.parameters,
+        "gradients": found.gradients,
+        "optimizer state": found.state,
+        "bfloat16 copy": found.copy,
+        "saved activations": found.saved,
+        "logits": found.logits,
+    }
+    parts["working buffers"] = working = max(0, found.step - sum(parts.values()))
+    on_host = device.type != "cuda"
+    if on_host and ops not in ("cpu", "triton"):
+        # The C library keeps pieces of what plain torch lets go, about as much again as is needed at a time.
+        parts["pieces kept"] = working
+    parts["libraries"] = LIBRARIES.get((ops, train.dtype), LIBRARIES["cpu", train.dtype]) if on_host else OF_A_GPU
+    step = sum(parts.values())
+    phases = {"training step": step, "evaluation": found.evaluation + step - found.step}
+    if train.verify and on_host and num_params(config) <= CHECKED:
+        held = ("parameters", "gradients", "optimizer state", "bfloat16 copy", "libraries")
+        phases["gradient check"] = sum(parts[name] for name in held) + JUDGE * num_params(config) + OF_THE_CHECK
+    parts = {name: size for name, size in parts.items() if size}
+    return Memory(train.device, ops, parts, phases, used_bytes("cpu") if on_host else 0, found.checkpoint)

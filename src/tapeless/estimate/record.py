@@ -1,0 +1,71 @@
+"""An estimate as plain data: what `tapeless estimate --json` prints, and report.py makes text of.
+
+Judged by: tests/cli/test_estimate.py."""
+
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from tapeless.bench.mfu import step_flops
+from tapeless.bench.task import num_params
+from tapeless.config import AnyModelConfig, TrainConfig
+from tapeless.data.loader import Loader
+from tapeless.data.prepare import prepare
+from tapeless.estimate.calibrate import calibrate, duration_of
+from tapeless.estimate.disk import disk_of
+from tapeless.estimate.fit import obstacles
+from tapeless.estimate.memory import memory_of
+from tapeless.train.room import available_bytes, free_disk
+from tapeless.train.trainer import total_steps
+
+Record = dict[str, Any]
+
+
+def planned_steps(config: AnyModelConfig, train: TrainConfig) -> int:
+    """Of the run. Epochs are counted in its own data, which is tokenized for it and thrown away."""
+    if train.epochs is None:
+        return total_steps(train, 0)
+    assert train.seq_len is not None
+    with tempfile.TemporaryDirectory(prefix="tapeless-") as folder:
+        data = prepare(train, config.vocab_size, Path(folder))
+        loader = Loader(data.train, train.seq_len, train.batch_size * train.grad_accum, train.seed)
+        return total_steps(train, loader.num_windows)
+
+
+def estimate(name: str, config: AnyModelConfig, train: TrainConfig, out_dir: Path, *, calibrated: bool) -> Record:
+    """train: with a seq_len and a dtype. Everything in bytes, seconds and floating-point operations."""
+    steps = planned_steps(config, train)
+    assert train.seq_len is not None
+    tokens = train.batch_size * train.grad_accum * train.seq_len
+    memory = memory_of(config, train)
+    disk = disk_of(memory.checkpoint, train, steps)
+    room, flops = available_bytes(train.device), step_flops(config, tokens, train.seq_len)
+    found = obstacles(config, train, memory, disk, out_dir)
+    result: Record = {
+        "name": name,
+        "model": asdict(config),
+        "train": asdict(train),
+        "parameters": num_params(config),
+        "ops": memory.ops,
+        "steps": steps,
+        "tokens_a_step": tokens,
+        "flops_a_step": flops,
+        "flops": steps * flops,
+        "memory": {
+            "device": memory.device,
+            "peak": memory.peak,
+            "parts": memory.parts,
+            "phases": memory.phases,
+            "process": memory.process,
+            "available": room,
+        },
+        "disk": {**disk._asdict(), "most": disk.most, "free": free_disk(out_dir), "out_dir": str(out_dir)},
+        "obstacles": [{"code": error.code, "message": str(error)} for error in found],
+        "time": None,
+    }
+    if calibrated:
+        times = calibrate(config, train, memory, room, out_dir)
+        duration = duration_of(times, train, steps, disk.checkpoint)
+        result["time"] = {"step": duration.step, "total": duration.total, "parts": duration.parts, "how": times.how}
+    return result

@@ -1,0 +1,84 @@
+"""An estimate as text. Judged by: tests/cli/test_estimate.py."""
+
+import textwrap
+
+from tapeless.bench.report import MIB, table
+from tapeless.config import AnyModelConfig, TrainConfig
+from tapeless.estimate.fit import gib
+from tapeless.estimate.record import Record
+from tapeless.train.display import LABEL, WIDTH
+from tapeless.train.summary import Row, duration, model_words
+
+UNITS = ("", "k", "M", "G", "T", "P", "E", "Z")
+
+
+def text(found: Record, config: AnyModelConfig, train: TrainConfig) -> str:
+    blocks = [rows_text(heading(found, config, train)), memory_table(found), rows_text(closing(found))]
+    return "\n\n".join(blocks)
+
+
+def heading(found: Record, config: AnyModelConfig, train: TrainConfig) -> list[Row]:
+    rows = f"{train.batch_size} x {train.seq_len}" + (f" x {train.grad_accum} micro-batches" if train.grad_accum > 1 else "")
+    policy = "" if train.recompute == "none" else f", recompute {train.recompute}"
+    where = f"{train.dtype} on {train.device}, ops {found['ops']}{policy}, {train.optimizer}"
+    return [
+        ("model", model_words(config, found["parameters"])),
+        ("run", f"{found['steps']:,} steps of {rows} = {found['tokens_a_step']:,} tokens; {where}"),
+    ]
+
+
+def memory_table(found: Record) -> str:
+    """The parts of a step, then the peaks of whatever else the run does."""
+    memory = found["memory"]
+    rows = [("memory", "MiB", "share")]
+    step = memory["phases"]["training step"]
+    rows += [(name, f"{size / MIB:,.1f}", f"{size / step:.1%}") for name, size in memory["parts"].items()]
+    rows += [(f"peak, {phase}", f"{size / MIB:,.1f}", "") for phase, size in memory["phases"].items()]
+    if memory["process"]:
+        rows.append(("with the process itself", f"{(memory['peak'] + memory['process']) / MIB:,.1f}", ""))
+    return table(rows)
+
+
+def closing(found: Record) -> list[Row]:
+    memory, disk = found["memory"], found["disk"]
+    refused = {obstacle["code"]: obstacle["message"] for obstacle in found["obstacles"]}
+    fits = refused.get("TOO_LARGE") or f"{gib(memory['peak'])} of the {gib(memory['available'])} that are free: it fits"
+    kept = f"{gib(disk['checkpoint'])} a checkpoint, up to {disk['at_once']} at a time: {gib(disk['most'])}"
+    stays = refused.get("DISK_FULL") or f"{kept} of the {gib(disk['free'])} that are free for {disk['out_dir']}"
+    return [("memory", fits), ("disk", stays), ("arithmetic", arithmetic(found)), *time_rows(found)]
+
+
+def arithmetic(found: Record) -> str:
+    return f"{unit(found['flops_a_step'])}FLOP a step, {unit(found['flops'])}FLOP in all, of the model's own products"
+
+
+def time_rows(found: Record) -> list[Row]:
+    time = found["time"]
+    if time is None:
+        return [("time", "not measured (--no-calibrate)")]
+    speed = f"{found['tokens_a_step'] / time['step']:,.0f} tokens/s, {unit(found['flops_a_step'] / time['step'])}FLOP/s"
+    beside = ", ".join(f"{name} {duration(seconds)}" for name, seconds in time["parts"].items())
+    return [
+        ("step", f"{short(time['step'])}: {speed}; {time['how']}"),
+        ("time", f"{duration(time['total'])}, start and gradient check not included: {beside}"),
+    ]
+
+
+def short(seconds: float) -> str:
+    return f"{1e3 * seconds:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
+
+
+def unit(number: float) -> str:
+    """3 digits and the letter of a power of 1000, such as 1.23 T."""
+    power = 0
+    while number >= 999.5 and power < len(UNITS) - 1:
+        number, power = number / 1000, power + 1
+    return f"{number:.3g} {UNITS[power]}"
+
+
+def rows_text(rows: list[Row]) -> str:
+    margin = " " * LABEL
+    return "\n".join(
+        f"{label:<{LABEL}}{textwrap.fill(words, WIDTH - LABEL, subsequent_indent=margin, break_on_hyphens=False)}"
+        for label, words in rows
+    )

@@ -1,0 +1,69 @@
+"""What is free here and now: memory of a device, within the limits of this process's control groups, and disk.
+
+    available = min(MemAvailable, limit - used of every control group above this process)
+Page cache that a group can drop counts as free, as MemAvailable has it too. Where a system does not tell, all of it counts.
+Judged by: tests/train/test_room.py."""
+
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+MEMINFO, GROUPS, MOUNT = Path("/proc/meminfo"), Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
+# version -> where its hierarchy is mounted, then its files: the limit, what is used, and the droppable part of memory.stat
+LAYOUTS = {
+    1: ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    2: ("", "memory.max", "memory.current", "inactive_file"),
+}
+
+
+def available_bytes(device: str) -> int:
+    """Memory that could be allocated on a device."""
+    if torch.device(device).type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    return min(_of_the_machine(), *_of_control_groups())
+
+
+def free_disk(path: Path) -> int:
+    """Bytes that may be written where `path` is, or where it would be made."""
+    folder = path.absolute()
+    while not folder.exists():
+        folder = folder.parent
+    return shutil.disk_usage(folder).free
+
+
+def _of_the_machine() -> int:
+    if MEMINFO.exists():
+        return next(int(line.split()[1]) * 1024 for line in MEMINFO.read_text().splitlines() if line.startswith("MemAvailable"))
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):  # no such function, no such number
+        return sys.maxsize
+
+
+def _of_control_groups() -> Iterator[int]:
+    """What each group leaves, from this process's own up to the root."""
+    yield sys.maxsize
+    if not GROUPS.exists():
+        return
+    for line in GROUPS.read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers == "" or "memory" in controllers.split(","):
+            mounted, *files = LAYOUTS[2 if controllers == "" else 1]
+            group = Path(path.lstrip("/"))
+            for part in (group, *group.parents):  # in a container the path may be the host's: what is not there is left out
+                yield _left(MOUNT / mounted / part, *files)
+
+
+def _left(folder: Path, limit: str, used: str, droppable: str) -> int:
+    try:
+        most = (folder / limit).read_text().strip()
+        if most == "max":
+            return sys.maxsize
+        stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+        return max(0, int(most) - int((folder / used).read_text()) + int(stat[droppable]))
+    except (OSError, ValueError, KeyError):
+        return sys.maxsize

@@ -1,0 +1,118 @@
+"""The dry run, against a real step whose tensors are counted one by one as they come and go."""
+
+import gc
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from tapeless.config import ModelConfig, SimpleLMConfig, TrainConfig
+from tapeless.estimate.dry_run import Watch, dry_run
+from tapeless.kernels.dry import META
+from tapeless.model.build import build_model
+from tapeless.train.step import optimizer_of
+
+# Of whole cache lines, so that the flat buffers have no gaps.
+MODEL = ModelConfig(
+    vocab_size=300, hidden_dim=64, num_layers=2, num_heads=4, num_kv_heads=2, intermediate_dim=64, max_seq_len=16
+)
+TRAIN = TrainConfig(batch_size=4, seq_len=16)
+N = 300 * 64 * 2 + 2 * (64 * 64 * 2 + 32 * 64 * 2 + 3 * 64 * 64 + 2 * 64) + 64
+
+
+@pytest.mark.parametrize(("optimizer", "buffers"), [("adamw", 2), ("adam", 2), ("sgd", 1)])
+def test_state_by_hand(optimizer: str, buffers: int):
+    found = dry_run(MODEL, replace(TRAIN, optimizer=optimizer), "reference")
+    assert found.parameters == found.gradients == 4 * N
+    pieces = 24 * 30 if optimizer == "adamw" else 0  # AdamW's table of what decays: a few rows of three numbers
+    assert 4 * N * buffers <= found.state <= 4 * N * buffers + pieces
+    assert found.checkpoint == 4 * N * (1 + buffers)
+    assert found.copy == 0
+
+
+def test_bfloat16_has_a_copy():
+    found = dry_run(MODEL, replace(TRAIN, dtype="bfloat16"), "reference")
+    assert (found.copy, found.parameters) == (2 * N, 4 * N)
+
+
+def test_adam_without_a_kernel_needs_a_root_and_decayed_gradients():
+    """On batches so small that the update is the peak."""
+    tiny = replace(TRAIN, batch_size=1, seq_len=1)
+    plain = dry_run(MODEL, replace(tiny, optimizer="sgd", weight_decay=0.0), "reference")
+    decayed = dry_run(MODEL, replace(tiny, optimizer="sgd"), "reference")
+    adam = dry_run(MODEL, replace(tiny, optimizer="adam"), "reference")
+    assert decayed.step - decayed.parameters - decayed.gradients - decayed.state >= 4 * N
+    assert decayed.step > plain.step
+    assert adam.step - adam.parameters - adam.gradients - adam.state >= 8 * N
+
+
+class Real(Watch):
+    """The same count of real tensors."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for x in torch.utils._pytree.tree_leaves(result):
+            if isinstance(x, torch.Tensor):
+                self._count(x.untyped_storage())
+        return result
+
+
+@pytest.mark.parametrize("recompute", ["none", "cheap", "full"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("placement", ["pre", "post"])
+def test_a_real_step_of_the_reference_ops_peaks_where_the_dry_one_does(placement: str, dtype: str, recompute: str):
+    train = replace(TRAIN, dtype=dtype, recompute=recompute, batch_size=32)
+    config = replace(MODEL, norm_placement=placement)
+    gc.collect()
+    with Real() as watch:
+        model = build_model(config, dtype=dtype, recompute=recompute, ops="reference", initialized=False)
+        optimizer = optimizer_of(model, train)
+        tokens = torch.zeros(32, 16, dtype=torch.int64)
+        targets = torch.zeros_like(tokens)
+        measured = watch.peak_of(
+            lambda: (
+                model.forward_backward(tokens, targets, num_targets=512, fresh=True, check=False),
+                optimizer.step(scale=0.5, copy=model.store.copy),
+            )
+        )
+    # q and k are copied once more on the meta device, where no two tensors have an address to tell them apart
+    assert dry_run(config, train, "reference").step == pytest.approx(measured, rel=0.03)
+
+
+def test_more_micro_batches_take_no_more_memory_than_their_tokens():
+    one, four = dry_run(MODEL, TRAIN, "reference"), dry_run(MODEL, replace(TRAIN, grad_accum=4), "reference")
+    assert four.step - one.step == 2 * 8 * 3 * 4 * 16
+
+
+def test_a_simplelm():
+    config = SimpleLMConfig(vocab_size=256, hidden_dim=16, intermediate_dim=32)
+    found = dry_run(config, TRAIN, "reference")
+    assert found.parameters == 4 * build_model(config, device=META, initialized=False).store.flat.numel()
+    assert found.step > found.parameters + found.gradients + found.state + found.saved
+
+
+def test_dropout_is_part_of_it():
+    pytest.importorskip("numba")
+    train = replace(TRAIN, batch_size=64)
+    mask = 64 * 16 * 64 * 8  # hashed in int64
+    assert dry_run(replace(MODEL, dropout=0.1), train, "cpu").step - dry_run(MODEL, train, "cpu").step >= mask
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the kernels run in Triton's interpreter, on the CPU")
+@pytest.mark.filterwarnings("ignore::RuntimeWarning", "ignore::DeprecationWarning")  # numpy, in the interpreter
+def test_a_real_step_of_the_triton_kernels_takes_what_their_doubles_do():
+    pytest.importorskip("triton")
+    from tapeless.kernels.triton.ops import triton_ops
+
+    with Real() as watch:
+        model = build_model(MODEL, ops="reference", initialized=False)
+        model.ops = triton_ops()
+        optimizer = optimizer_of(model, TRAIN)
+        tokens, targets = torch.zeros(2, 4, 16, dtype=torch.int64)
+        state = watch.live
+        measured = (
+            watch.peak_of(lambda: model.forward_backward(tokens, targets, num_targets=64, fresh=True, check=False)) - state
+        )
+    assert optimizer.t == 0  # and alive until here
+    assert dry_run(MODEL, TRAIN, "triton").step - state == pytest.approx(measured, rel=0.05)

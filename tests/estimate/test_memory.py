@@ -1,0 +1,51 @@
+"""Memory by part: the parts are the peak, and a real process measures about that."""
+
+from dataclasses import replace
+
+import pytest
+
+from tapeless.bench.process import Process, environment
+from tapeless.bench.task import Task
+from tapeless.config import ModelConfig, TrainConfig
+from tapeless.estimate import memory
+from tapeless.estimate.memory import MIB, memory_of
+
+MODEL = ModelConfig(vocab_size=8000, hidden_dim=256, num_layers=4, num_heads=4, intermediate_dim=688, max_seq_len=128)
+TRAIN = TrainConfig(batch_size=16, seq_len=128, ops="cpu", lr=1e-4)
+
+
+def test_the_parts_are_the_peak_of_a_step():
+    found = memory_of(MODEL, replace(TRAIN, ops="reference"))
+    assert sum(found.parts.values()) == found.phases["training step"]
+    assert found.peak == max(found.phases.values())
+    assert found.process > 0
+    assert {"parameters", "gradients", "optimizer state", "saved activations", "logits", "working buffers"} <= set(found.parts)
+
+
+def test_the_gradient_check_counts_where_it_is_made(monkeypatch: pytest.MonkeyPatch):
+    pytest.importorskip("numba")
+    train = replace(TRAIN, batch_size=1)
+    assert memory_of(MODEL, train).peak == memory_of(MODEL, train).phases["gradient check"]
+    assert "gradient check" not in memory_of(MODEL, replace(train, verify=False)).phases
+    monkeypatch.setattr(memory, "CHECKED", 1000)
+    assert "gradient check" not in memory_of(MODEL, train).phases
+
+
+def test_recomputing_saves_what_it_says():
+    peaks = [memory_of(MODEL, replace(TRAIN, recompute=policy)).phases["training step"] for policy in ("none", "cheap", "full")]
+    assert peaks == sorted(peaks, reverse=True)
+
+
+@pytest.mark.slow
+def test_a_real_process_takes_what_was_predicted():
+    """Within 10 %, in a process of its own that has its kernels compiled; acceptance/estimate.py does it at more sizes."""
+    pytest.importorskip("numba")
+    task = Task("ours", MODEL, TRAIN)
+    for _ in range(2):  # the first may compile
+        with Process(task, environment(task, 1)) as worker:
+            before = worker.ask("build", task=task.as_json())["before"]
+            worker.ask("first")
+            worker.ask("steps", count=2)
+            measured = worker.ask("finish")["peak"] - before
+    predicted = memory_of(MODEL, TRAIN).phases["training step"]
+    assert predicted == pytest.approx(measured, rel=0.1), (predicted / MIB, measured / MIB)

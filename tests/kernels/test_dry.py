@@ -1,0 +1,69 @@
+"""The doubles that only allocate, against the kernels themselves: after a real step the same bytes are in the workspace."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tapeless.config import ModelConfig
+from tapeless.kernels.dry import META, dry_ops
+from tapeless.kernels.workspace import Workspace
+from tapeless.model.transformer import Transformer
+
+pytest.importorskip("numba")
+
+SMALL = ModelConfig(
+    vocab_size=1000, hidden_dim=64, num_layers=3, num_heads=4, num_kv_heads=2, head_dim=24, intermediate_dim=112, max_seq_len=96
+)
+SHAPE = (6, 96)  # every block is larger than what a workspace leaves to the C library
+MODELS = {
+    "llama": SMALL,
+    "gpt2": replace(SMALL, norm="layer", norm_bias=True, position="learned", ffn="gelu", ffn_bias=True, attn_bias=True),
+    "qwen3": replace(SMALL, qk_norm=True, tie_embeddings=True),
+    "post": replace(SMALL, norm="layer", norm_placement="post", position="none", ffn="tanh"),
+}
+
+
+def workspace_of(model: Transformer) -> Workspace:
+    return model.ops.linear.forward.keywords["ws"]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("recompute", ["none", "cheap", "full"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", MODELS)
+def test_a_dry_step_takes_what_a_real_one_does(name: str, dtype: str, recompute: str):
+    config = MODELS[name]
+    real = Transformer(config, ops="cpu", dtype=dtype, recompute=recompute)
+    tokens = torch.randint(0, config.vocab_size, SHAPE)
+    dry = Transformer(config, device=META, ops="reference", dtype=dtype, recompute=recompute, initialized=False)
+    double = dry_ops("cpu")
+    assert double is not None
+    assert double.workspace is not None
+    dry.ops = double.ops
+    for _ in range(2):
+        real.forward_backward(tokens, tokens, fresh=True)
+        dry.forward_backward(tokens.to(META), tokens.to(META), num_targets=1, fresh=True, check=False)
+        assert double.workspace.allocated == workspace_of(real).allocated
+    assert double.workspace.lent == 0
+    real.loss(tokens[:4], tokens[:4])  # of another shape, so that the old blocks go
+    dry.loss(tokens[:4].to(META), tokens[:4].to(META), num_targets=1, check=False)
+    assert double.workspace.allocated == workspace_of(real).allocated
+
+
+def test_a_block_comes_back_when_its_last_view_goes():
+    double = dry_ops("cpu")
+    assert double is not None
+    ws = double.workspace
+    assert ws is not None
+    x = ws.empty((100, 200), torch.float32)
+    view = x[3:]
+    del x
+    assert (ws.lent, ws.idle) == (80_000, 0)
+    del view
+    assert (ws.lent, ws.idle) == (0, 80_000)
+    again = ws.empty((200, 100), torch.float32)
+    assert (ws.lent, ws.allocated, again.shape) == (80_000, 80_000, (200, 100))
+
+
+def test_any_other_set_has_no_double():
+    assert dry_ops("reference") is None

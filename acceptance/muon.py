@@ -21,9 +21,9 @@ RATES = (3e-3, 6e-3, 1.2e-2)
 FLAGS = ["--preset", "shakespeare-char", "--dataset-path", SHAKESPEARE, "--max-steps", STEPS, "--eval-windows", 0]
 FLAGS += ["--eval-every", 0, "--sample-every", 0, "--no-verify"]
 TURNS, WARM = 30, 3  # steps that are timed, and before them
-COSTS = {"shakespeare-char": (6, 128), "llama-small": (4, 256)}  # rows and length of a batch
+COSTS = {"shakespeare-char": (6, 128), "tiny": (8, 128)}  # rows and length of a batch
 KINDS = {"adamw": {}, "adamw with an average": {"ema_decay": 0.999}, "muon": {"optimizer": "muon"}}
-BOUND = 1.5  # of a step's time
+BOUND = 1.75  # of a step's time
 
 
 def validation_loss(folder: RunDir, optimizer: str, lr: float, seed: int) -> float:

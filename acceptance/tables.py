@@ -91,6 +91,7 @@ TRAINED = (
     "shakespeare",
     "kills",
     "guards",
+    "training_options",
     "memory_steady",
 )
 

@@ -15,6 +15,7 @@ from tapeless.optim.ema import Ema
 from tapeless.train import runs
 from tapeless.train.checkpoint import read_checkpoint
 from tapeless.train.evaluate import evaluate
+from tapeless.train.guard import Limit
 from tapeless.train.run_dir import RunDir
 from tapeless.train.trainer import Trainer
 
@@ -130,3 +131,16 @@ def test_a_stop_inside_its_evaluation_leaves_the_weights(tmp_path: Path):
     assert (run.checkpoints / STEP / "model.safetensors").read_bytes() == (
         expected.checkpoints / STEP / "model.safetensors"
     ).read_bytes()
+
+
+def test_a_skipped_update_is_not_averaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    model = Transformer(ModelConfig(hidden_dim=16, num_layers=1, num_heads=2, intermediate_dim=24, max_seq_len=8))
+    trainer = Trainer(model, config(ema_decay=0.6), dataset(tmp_path))
+    assert trainer.ema is not None
+    for _ in range(3):
+        trainer.step(*trainer.next_batch())
+    before = trainer.ema.average.clone()
+    monkeypatch.setattr(trainer.spikes, "limit", lambda: Limit(0.0, 0.0, 1.0))
+    trainer.step(*trainer.next_batch())
+    assert (trainer.skipped, trainer.optimizer.t) == (1, 3)
+    assert trainer.ema.average.equal(before)

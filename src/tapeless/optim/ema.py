@@ -1,11 +1,11 @@
 """A moving average of the weights, kept beside them: its noise is less than that of the last weights alone.
 
-    a_t = d_t a_(t-1) + (1 - d_t) p_t        d_t = min(decay, (t - 1) / (t + 8))        t = 1 after the first step
+    a_t = d_t a_(t-1) + (1 - d_t) p_t        d_t = min(decay, (t - 1) / (t + 8))        t = 1 after the first update
 With a decay that is constant from the start, the initial weights would be in the average for the first 1/(1 - decay) steps
 and more; corrected for that (divided by 1 - decay^t), it is the plain mean of all weights so far, those of the first steps
 included, which are nearly as bad. So the average forgets: until (t - 1) / (t + 8) reaches the decay, p_i has a weight that
 grows as i^8, a tenth of the run is its mean age, nothing of the initial weights is in it, and from then on, about
-9 / (1 - decay) steps, it is the ordinary one. It is a function of the step, so a resume needs nothing but the average.
+9 / (1 - decay) steps, it is the ordinary one. It is a function of t, so a resume needs nothing but the average.
 It lies in one flat buffer in the dtype of the parameters: float32, and float64 where they are.
 Judged by: tests/optim/test_ema.py, verify/update_identities.py (L6) and verify/training.py (L4, L5)."""
 
@@ -37,7 +37,7 @@ class Ema:
         self.average.copy_(self.params)
 
     def update(self, t: int) -> None:
-        """Take in the weights after step t. One operation in place: it follows whatever made them, a kernel or a graph."""
+        """Take in the weights after update t. One operation in place: it follows whatever made them, a kernel or a graph."""
         self.average.lerp_(self.params, 1 - decay_at(t, self.decay))
 
     def named(self) -> dict[str, Tensor]:

@@ -356,8 +356,8 @@ EXTRA = (
         "X35",
         "the average's t begins anew after resume",
         TRAINER,
-        "self.ema.update(self.steps + 1)",
-        "self.ema.update(self.steps + 1 - (self.resumed_from or 0))",
+        "self.ema.update(self.optimizer.t)",
+        "self.ema.update(self.optimizer.t - (self.resumed_from or 0))",
     ),
     Mutant("X36", "the average is not resumed", TRAINER, "restore(self.ema.named(), average, checkpoint.path)", "pass"),
 )

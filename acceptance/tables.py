@@ -90,6 +90,11 @@ TRAINED = (
     "cllm_training",
     "shakespeare",
     "kills",
+    "random_kills",
+    "kill_points",
+    "failing_disk",
+    "corruptions",
+    "one_writer",
     "guards",
     "memory_steady",
 )

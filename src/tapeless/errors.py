@@ -125,6 +125,14 @@ class DiskError(TapelessError, OSError):
     fix = "free some space, or choose an `--out-dir` on another disk"
 
 
+class WriteError(DiskError):
+    """A file that the disk did not take: it is full, failing or read-only. What was there before stays."""
+
+    code = "WRITE"
+    exit_status = 1
+    fix = "make room, or look at the disk; then `tapeless train resume` goes on from the last checkpoint"
+
+
 @dataclass(frozen=True)
 class Known:
     """One error with everything there is to say of it. `message` and `fix` name facts in braces, given when it is raised."""

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 from tapeless.cli.generate import warn
+from tapeless.cli.options import add_no_fallback
 
 HELP = "evaluate a trained model on its validation text"
 
@@ -14,6 +15,7 @@ HELP = "evaluate a trained model on its validation text"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run_dir", metavar="RUN", type=Path, help="the run's directory")
     parser.add_argument("--checkpoint", default="latest", metavar="WHICH", help="latest, best, or a step (default latest)")
+    add_no_fallback(parser)
     parser.add_argument("--json", action="store_true", help="print the numbers as JSON")
     parser.set_defaults(run=run)
 
@@ -24,7 +26,7 @@ def run(args: argparse.Namespace) -> int:
     from tapeless.train.evaluate import accuracy, evaluate
     from tapeless.train.runs import load
 
-    model, data, config, checkpoint = load(args.run_dir, which=args.checkpoint, on_warning=warn)
+    model, data, config, checkpoint = load(args.run_dir, which=args.checkpoint, fallback=not args.no_fallback, on_warning=warn)
     tokens, targets = validation_windows(data.val, config.train.seq_len or 1)
     found = evaluate(model, tokens, targets, data.bytes_per_token)
     assert found is not None

@@ -9,7 +9,7 @@ import json
 import sys
 from pathlib import Path
 
-from tapeless.cli.options import add_fields, given
+from tapeless.cli.options import add_fields, add_no_fallback, given
 from tapeless.config import Sampling
 
 HELP = "continue a text with a trained model"
@@ -18,6 +18,7 @@ HELP = "continue a text with a trained model"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run_dir", metavar="RUN", type=Path, help="the run's directory")
     parser.add_argument("--checkpoint", default="latest", metavar="WHICH", help="latest, best, or a step (default latest)")
+    add_no_fallback(parser)
     parser.add_argument(
         "--prompt", default="", metavar="TEXT", help="what to continue; by default the validation text's first token"
     )
@@ -36,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
     from tapeless.generate.engine import generate
     from tapeless.train.runs import load
 
-    model, data, *_ = load(args.run_dir, which=args.checkpoint, on_warning=warn)
+    model, data, *_ = load(args.run_dir, which=args.checkpoint, fallback=not args.no_fallback, on_warning=warn)
     tokenizer = data.tokenizer
     prompt = [int(i) for i in (tokenizer.encode(args.prompt) if args.prompt else data.val[:1])]
     stream = None if args.json or args.num_samples > 1 else tokenizer.stream()

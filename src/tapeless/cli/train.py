@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tapeless.cli.options import add_model_arguments, add_train_arguments, chosen, setting
+from tapeless.cli.options import add_model_arguments, add_no_fallback, add_train_arguments, chosen, setting
 
 if TYPE_CHECKING:
     from tapeless.data.prepare import Dataset
@@ -38,9 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     resume.add_argument(
         "--override", metavar="KEY=VALUE", action="append", default=[], help="change a field of [train]; recorded in the run"
     )
-    resume.add_argument(
-        "--no-fallback", action="store_true", help="refuse a damaged checkpoint instead of taking the one before"
-    )
+    add_no_fallback(resume)
     resume.add_argument("--json", action="store_true", help="print every event as a line of JSON")
     info = actions.add_parser(
         "info", help="what a run is and how far it came", description="What a run is and how far it came."
@@ -55,7 +53,7 @@ def run_new(args: argparse.Namespace) -> int:
     name, model_config, train_config = chosen(args)  # first: a mistake is said at once, without waiting for torch
 
     from tapeless.train.display import make_display
-    from tapeless.train.runs import begin, fresh_name
+    from tapeless.train.runs import begin, fresh_name, has_begun
 
     display = make_display(json_lines=args.json, log_every=train_config.log_every)
     out_dir = Path(train_config.out_dir) if train_config.out_dir else fresh_name(name)
@@ -63,8 +61,8 @@ def run_new(args: argparse.Namespace) -> int:
     try:
         return train(run, config, data, display, verify=train_config.verify)
     except Exception:
-        if not run.metrics.is_file() or not run.metrics.stat().st_size:  # it never began, so nothing is lost
-            shutil.rmtree(run.path)
+        if not has_begun(run):
+            shutil.rmtree(run.path, ignore_errors=True)
         raise
 
 
@@ -94,13 +92,14 @@ def train(
     fallback: bool = True,
     changes: dict[str, Any] | None = None,
 ) -> int:
+    from tapeless.cli.patient import patient_output
     from tapeless.data.baselines import baselines
     from tapeless.train.run_config import write_run_config
     from tapeless.train.runs import Recorder, go_on, make_model, require_room
     from tapeless.train.signals import StopSignals
     from tapeless.train.trainer import Trainer
 
-    with StopSignals() as stop, Recorder(run, display.event) as record:
+    with patient_output(), StopSignals() as stop, Recorder(run, display.event) as record:
         model = make_model(config.model, config.train)
         trainer = Trainer(
             model, config.train, data, run=run, on_event=record, before_save=record.log.sync, stopped=stop.requested

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 HOME = Path(__file__).resolve().parent
-NOT_CLAIMS = {"run", "claim", "tables", "performance_tables", "training", "killing", "browser"}
+NOT_CLAIMS = {"run", "claim", "tables", "performance_tables", "training", "killing", "browser", "harness"}
 
 
 def main(wanted: list[str]) -> int:

@@ -133,6 +133,14 @@ class TooLargeError(TapelessError, MemoryError):
     fix = "make the batch or the model smaller; `tapeless estimate` shows what takes the memory"
 
 
+class WriteError(DiskError):
+    """A file that the disk did not take: it is full, failing or read-only. What was there before stays."""
+
+    code = "WRITE"
+    exit_status = 1
+    fix = "make room, or look at the disk; then `tapeless train resume` goes on from the last checkpoint"
+
+
 @dataclass(frozen=True)
 class Known:
     """One error with everything there is to say of it. `message` and `fix` name facts in braces, given when it is raised."""

@@ -15,7 +15,16 @@ from tapeless.data.files import file_sha256, write_json
 from tapeless.errors import CheckpointError, DamagedError
 from tapeless.model.transformer import Transformer
 from tapeless.optim import AdamW
-from tapeless.train.checkpoint import FORMAT_VERSION, load_checkpoint, read_checkpoint, restore, save_checkpoint, verify
+from tapeless.train import checkpoint
+from tapeless.train.checkpoint import (
+    FORMAT_VERSION,
+    Checkpoint,
+    load_checkpoint,
+    read_checkpoint,
+    restore,
+    save_checkpoint,
+    verify,
+)
 
 FILES = ["model.safetensors", "optim.safetensors", "state.json"]
 
@@ -205,7 +214,47 @@ def test_a_checkpoint_that_is_gone_is_said_to_be(folder: Path):
     shutil.rmtree(folder / "step-00000030")
     warnings: list[str] = []
     assert_is(load_checkpoint(folder, on_warning=warnings.append), 20)
-    assert "step-00000030" in warnings[0]
+    assert warnings == [f"{folder / 'latest'} names step-00000030, which is not there; there are 10, 20"]
+    with pytest.raises(DamagedError, match="which is not there"):
+        load_checkpoint(folder, fallback=False, on_warning=silent)
+
+
+def test_a_latest_that_is_gone_is_missed_where_there_is_a_choice(folder: Path):
+    (folder / "latest").unlink()
+    with pytest.raises(DamagedError, match="latest is missing: expected the name of one of step 10, 20, 30"):
+        load_checkpoint(folder, fallback=False, on_warning=silent)
+    warnings: list[str] = []
+    assert_is(load_checkpoint(folder, on_warning=warnings.append), 30)
+    assert len(warnings) == 1
+    for step in (10, 20):
+        shutil.rmtree(folder / f"step-000000{step}")
+    assert_is(load_checkpoint(folder, fallback=False, on_warning=silent), 30)
+
+
+@pytest.mark.parametrize("fallback", [True, False])
+def test_a_reader_follows_a_run_that_moves_on(folder: Path, monkeypatch: pytest.MonkeyPatch, fallback: bool):
+    """Between looking at `latest` and reading its files another process saves 40 and deletes all the others."""
+
+    def moves_on(path: Path) -> Checkpoint:
+        monkeypatch.setattr(checkpoint, "read_checkpoint", read_checkpoint)
+        save_at(folder, 40)
+        for step in (10, 20, 30):
+            shutil.rmtree(folder / f"step-000000{step}")
+        return read_checkpoint(path)
+
+    monkeypatch.setattr(checkpoint, "read_checkpoint", moves_on)
+    assert_is(load_checkpoint(folder, fallback=fallback, on_warning=silent), 40)
+
+
+def test_a_state_that_lost_a_field_is_damaged(folder: Path):
+    path = folder / "step-00000030"
+    state = json.loads((path / "state.json").read_text())
+    del state["sample_index"]
+    write_json(path / "state.json", state)
+    listed = [{"name": n, "size": (path / n).stat().st_size, "sha256": file_sha256(path / n)} for n in FILES]
+    write_json(path / "MANIFEST.json", {"files": listed})
+    with pytest.raises(DamagedError, match="sample_index"):
+        load_checkpoint(folder, fallback=False, on_warning=silent)
 
 
 @pytest.mark.parametrize("content", [b"", b"step-", b"../../etc", b"step-00000030/../step-00000010", b"\xff\xfe"])
@@ -220,7 +269,9 @@ def test_a_damaged_latest_is_said_and_the_newest_used(folder: Path, content: byt
 
 def test_latest_decides_and_not_the_number(folder: Path):
     (folder / "latest").write_text("step-00000010\n")
-    assert_is(load_checkpoint(folder, on_warning=silent), 10)
+    warnings: list[str] = []
+    assert_is(load_checkpoint(folder, on_warning=warnings.append), 10)
+    assert warnings == [f"{folder / 'latest'} names step 10, and there are newer checkpoints: 20, 30; it decides"]
     flip(100)(folder / "step-00000010" / FILES[0])
     assert_is(load_checkpoint(folder, on_warning=lambda _: None), 30)
 

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 from tapeless.cli.generate import warn
-from tapeless.cli.options import add_weights_argument
+from tapeless.cli.options import add_no_fallback, add_weights_argument
 
 HELP = "evaluate a trained model on its validation text"
 
@@ -16,6 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run_dir", metavar="RUN", type=Path, help="the run's directory")
     parser.add_argument("--checkpoint", default="latest", metavar="WHICH", help="latest, best, or a step (default latest)")
     add_weights_argument(parser)
+    add_no_fallback(parser)
     parser.add_argument("--json", action="store_true", help="print the numbers as JSON")
     parser.set_defaults(run=run)
 
@@ -26,7 +27,9 @@ def run(args: argparse.Namespace) -> int:
     from tapeless.train.evaluate import accuracy, evaluate
     from tapeless.train.runs import load
 
-    model, data, config, checkpoint = load(args.run_dir, which=args.checkpoint, weights=args.weights, on_warning=warn)
+    model, data, config, checkpoint = load(
+        args.run_dir, which=args.checkpoint, weights=args.weights, fallback=not args.no_fallback, on_warning=warn
+    )
     tokens, targets = validation_windows(data.val, config.train.seq_len or 1)
     found = evaluate(model, tokens, targets, data.bytes_per_token)
     assert found is not None

@@ -9,7 +9,7 @@ import json
 import sys
 from pathlib import Path
 
-from tapeless.cli.options import add_fields, add_weights_argument, given
+from tapeless.cli.options import add_fields, add_no_fallback, add_weights_argument, given
 from tapeless.config import Sampling
 
 HELP = "continue a text with a trained model"
@@ -19,6 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run_dir", metavar="RUN", type=Path, help="the run's directory")
     parser.add_argument("--checkpoint", default="latest", metavar="WHICH", help="latest, best, or a step (default latest)")
     add_weights_argument(parser)
+    add_no_fallback(parser)
     parser.add_argument(
         "--prompt", default="", metavar="TEXT", help="what to continue; by default the validation text's first token"
     )
@@ -37,7 +38,9 @@ def run(args: argparse.Namespace) -> int:
     from tapeless.generate.engine import generate
     from tapeless.train.runs import load
 
-    model, data, *_ = load(args.run_dir, which=args.checkpoint, weights=args.weights, on_warning=warn)
+    model, data, *_ = load(
+        args.run_dir, which=args.checkpoint, weights=args.weights, fallback=not args.no_fallback, on_warning=warn
+    )
     tokenizer = data.tokenizer
     prompt = [int(i) for i in (tokenizer.encode(args.prompt) if args.prompt else data.val[:1])]
     stream = None if args.json or args.num_samples > 1 else tokenizer.stream()

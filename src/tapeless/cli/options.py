@@ -57,6 +57,12 @@ def add_weights_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--weights", choices=WEIGHTS, default="raw", help=words)
 
 
+def add_no_fallback(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--no-fallback", action="store_true", help="refuse a damaged checkpoint instead of taking the one before"
+    )
+
+
 def add_fields(group: Any, table: str, config: Any, *, only: Collection[str] | None = None) -> None:
     """A flag for each field of a configuration, or for some, its value under `table.name`; what is not given is not there."""
     for field in fields(config):

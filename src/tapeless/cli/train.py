@@ -15,7 +15,15 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tapeless.cli.options import add_fields, add_model_arguments, add_train_arguments, chosen, given, setting
+from tapeless.cli.options import (
+    add_fields,
+    add_model_arguments,
+    add_no_fallback,
+    add_train_arguments,
+    chosen,
+    given,
+    setting,
+)
 from tapeless.config import TrainConfig
 
 if TYPE_CHECKING:
@@ -46,9 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--override", metavar="KEY=VALUE", action="append", default=[], help="change a field of [train]; recorded in the run"
     )
     add_fields(resume, "train", TrainConfig, only=["max_time"])
-    resume.add_argument(
-        "--no-fallback", action="store_true", help="refuse a damaged checkpoint instead of taking the one before"
-    )
+    add_no_fallback(resume)
     resume.add_argument("--json", action="store_true", help="print every event as a line of JSON")
     info = actions.add_parser(
         "info", help="what a run is and how far it came", description="What a run is and how far it came."
@@ -63,7 +69,7 @@ def run_new(args: argparse.Namespace) -> int:
     name, model_config, train_config = chosen(args)  # first: a mistake is said at once, without waiting for torch
 
     from tapeless.train.display import make_display
-    from tapeless.train.runs import begin, fresh_name, resolved
+    from tapeless.train.runs import begin, fresh_name, has_begun, resolved
 
     display = make_display(json_lines=args.json, log_every=train_config.log_every)
     out_dir = Path(train_config.out_dir) if train_config.out_dir else fresh_name(name)
@@ -76,8 +82,8 @@ def run_new(args: argparse.Namespace) -> int:
     try:
         return train(run, config, data, display, verify=train_config.verify)
     except Exception:
-        if not run.metrics.is_file() or not run.metrics.stat().st_size:  # it never began, so nothing is lost
-            shutil.rmtree(run.path)
+        if not has_begun(run):
+            shutil.rmtree(run.path, ignore_errors=True)
         raise
 
 
@@ -119,6 +125,7 @@ def train(
     fallback: bool = True,
     changes: dict[str, Any] | None = None,
 ) -> int:
+    from tapeless.cli.patient import patient_output
     from tapeless.data.baselines import baselines
     from tapeless.report.reporters import Reporters
     from tapeless.train.run_config import write_run_config
@@ -126,7 +133,7 @@ def train(
     from tapeless.train.signals import StopSignals
     from tapeless.train.trainer import Trainer
 
-    with StopSignals() as stop, Recorder(run, display.event) as record, ExitStack() as closing:
+    with patient_output(), StopSignals() as stop, Recorder(run, display.event) as record, ExitStack() as closing:
         model = make_model(config.model, config.train)
         trainer = Trainer(
             model, config.train, data, run=run, on_event=record, before_save=record.log.sync, stopped=stop.requested

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tapeless.config import TrainConfig
 from tapeless.data.corpora import stdlib, stdlib_docs
-from tapeless.data.files import canonical_json, file_sha256, write_json
+from tapeless.data.files import canonical_json, file_sha256, write_json, writing
 from tapeless.data.loader import require_window
 from tapeless.data.read import Document, read_documents
 from tapeless.data.shards import open_tokens, write_tokens
@@ -59,8 +59,9 @@ def prepare(config: TrainConfig, vocab_size: int | None, folder: Path) -> Datase
             f"vocab_size {vocab_size} is below the {tokenizer.vocab_size} ids of the tokenizer ({config.tokenizer}); "
             f"set --vocab-size to {tokenizer.vocab_size} or more"
         )
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "data.json").unlink(missing_ok=True)
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "data.json").unlink(missing_ok=True)
     tokenizer.save(folder / "tokenizer.json")
     counts = {}
     for part, name, text in (("train", "training", training), ("val", "validation", validation)):
@@ -107,7 +108,7 @@ def open_prepared(folder: Path, found: str | None = None) -> Dataset:
     """What `prepare` wrote, if it is all there and unaltered. found: its fingerprint, where it was taken just now."""
     try:
         record = json.loads((folder / "data.json").read_text(encoding="utf-8"))
-        version, whole = record["format_version"], record.keys() >= RECORD
+        version, whole = record["format_version"], record.keys() >= RECORD and record["synthetic"] in (None, *SOURCES)
     except FileNotFoundError:
         raise DataError(f"{folder}: no prepared data here: data.json is missing") from None
     except (ValueError, KeyError, TypeError):

@@ -5,22 +5,25 @@
 Writing: a `.tmp-` folder beside the others -> tensors -> state -> MANIFEST.json (name, size, sha256), each synced to the disk
 -> rename -> `latest`. A folder under its final name is therefore complete, and its manifest tells later damage from that.
 Equal weights are equal bytes: names are sorted, and no time, host or version is in the tensor files.
-Which of them stay: rotation.py. Judged by: tests/train/test_checkpoint.py, tests/train/test_checkpoint_kill.py."""
+Which of them stay: rotation.py.
+Judged by: tests/train/test_checkpoint.py, tests/faults/test_checkpoint_kill.py, tests/faults/test_damage.py."""
 
 import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor
 
-from tapeless.data.files import atomic_write, file_sha256, write_json
-from tapeless.errors import NEWER_FORMAT, CheckpointError, DamagedError
+from tapeless.data.files import atomic_write, file_sha256, readable_json, reason, sync_folder, unused, write_synced
+from tapeless.errors import NEWER_FORMAT, CheckpointError, DamagedError, WriteError
+from tapeless.train.tensor_file import tensor_file
 
 FORMAT_VERSION = 1
 MODEL, OPTIM, STATE, MANIFEST = "model.safetensors", "optim.safetensors", "state.json", "MANIFEST.json"
@@ -47,26 +50,29 @@ def save_checkpoint(
     if set(state) != STATE_FIELDS:
         raise CheckpointError(f"the state of a checkpoint has the fields {sorted(STATE_FIELDS)}, got {sorted(state)}")
     known = {"format_version": FORMAT_VERSION, "threads": torch.get_num_threads(), "torch_version": torch.__version__}
+    moments = {f"{key}/{name}": x for key, views in optim_state.items() for name, x in views.items()}
     target = folder / f"step-{state['step']:08d}"
     tmp = folder / f".tmp-{os.getpid()}-{target.name}"
     try:
         shutil.rmtree(tmp, ignore_errors=True)  # in a container every process may have the same id
         tmp.mkdir(parents=True)
-        _write_tensors(tmp / MODEL, params)
-        _write_tensors(tmp / OPTIM, {f"{key}/{name}": x for key, views in optim_state.items() for name, x in views.items()})
-        write_json(tmp / STATE, known | dict(state))
-        listed = [{"name": n, "size": (tmp / n).stat().st_size, "sha256": file_sha256(tmp / n)} for n in (MODEL, OPTIM, STATE)]
-        write_json(tmp / MANIFEST, {"files": listed})
+        listed = [
+            write_synced(tmp / MODEL, tensor_file(params)),
+            write_synced(tmp / OPTIM, tensor_file(moments)),
+            write_synced(tmp / STATE, [readable_json(known | dict(state))]),
+        ]
+        write_synced(tmp / MANIFEST, [readable_json({"files": listed})])
+        sync_folder(tmp)
         replaced = _make_way(target)
         os.rename(tmp, target)
-        _sync(folder)
+        sync_folder(folder)
         point_to(folder, "latest", target)
     except OSError as error:
-        raise CheckpointError(f"{target} could not be written: {error}; earlier checkpoints are as they were") from error
+        raise WriteError(f"{target} could not be written: {reason(error)}; earlier checkpoints are as they were") from error
     finally:
         shutil.rmtree(tmp, ignore_errors=True)
     if replaced:
-        shutil.rmtree(replaced)
+        shutil.rmtree(replaced, ignore_errors=True)  # whoever resumes clears what is left of it
     return target
 
 
@@ -75,67 +81,118 @@ def load_checkpoint(
 ) -> Checkpoint:
     """The checkpoint that `latest` (or `best`) names; where that is damaged, the one before it, and on_warning is told.
 
-    A kill before the first `latest` was written leaves complete checkpoints without one: then the newest counts."""
-    steps = checkpoints(folder)
-    if not steps:
-        raise CheckpointError(f"{folder}: no checkpoint here")
+    Another process may be training the run, and delete what is about to be read here. Then the name has moved on too, and
+    whatever looked wrong is looked at again."""
+    while True:
+        warnings: list[str] = []
+        name = _content(folder / which)
+        found = _load(folder, which, fallback, warnings.append)
+        if (warnings or isinstance(found, CheckpointError)) and _content(folder / which) != name:
+            continue
+        for text in warnings:
+            on_warning(text)
+        if isinstance(found, CheckpointError):
+            raise found
+        return found
+
+
+def _content(file: Path) -> bytes | None:
     try:
-        first = pointed(folder, which)
+        return file.read_bytes()
+    except OSError:
+        return None
+
+
+def _load(folder: Path, which: str, fallback: bool, on_warning: Callable[[str], None]) -> Checkpoint | CheckpointError:
+    try:
+        first = _first(folder, which, fallback, on_warning)
+        steps = checkpoints(folder)
+        newer = [step for step in steps if which == "latest" and step > first]
+        if newer:  # a kill before `latest` was written leaves that, and so does a resume from further back
+            on_warning(f"{folder / which} names step {first}, and there are newer checkpoints: {_listed(newer)}; it decides")
+        for step in (first, *sorted(set(steps) - {first}, key=lambda step: (step > first, -step))):
+            try:
+                checkpoint = read_checkpoint(steps.get(step, folder / f"step-{step:08d}"))
+            except DamagedError as error:
+                if not fallback:
+                    raise
+                on_warning(str(error))
+            else:
+                if step != first:
+                    on_warning(f"going on from {checkpoint.path} instead, {abs(first - step)} steps away")
+                return checkpoint
+        raise CheckpointError(f"{folder}: all {len(steps)} checkpoints are damaged")
+    except CheckpointError as error:
+        return error
+
+
+def _first(folder: Path, which: str, fallback: bool, on_warning: Callable[[str], None]) -> int:
+    """The step to look at first. A kill before the first `latest` was written leaves one checkpoint and no such file."""
+    try:
+        step = pointed(folder, which)
+        steps = checkpoints(folder)
+        if not steps:
+            raise CheckpointError(f"{folder}: no checkpoint here")
+        if step is not None and step not in steps:
+            raise DamagedError(f"{folder / which} names step-{step:08d}, which is not there; there are {_listed(steps)}")
+        if step is None and which != "latest":
+            raise CheckpointError(f"{folder}: no checkpoint is marked {which}; there are {_listed(steps)}")
+        if step is None and len(steps) > 1:
+            raise DamagedError(f"{folder / which} is missing: expected the name of one of step {_listed(steps)}")
+        return max(steps) if step is None else step
     except DamagedError as error:
         if not fallback:
             raise
         on_warning(str(error))
-        first = None
-    if first is None:
-        if which != "latest":
-            raise CheckpointError(f"{folder}: no checkpoint is marked {which}; there are {', '.join(map(str, steps))}")
-        first = max(steps)
-    others = sorted(set(steps) - {first}, key=lambda step: (step > first, -step))
-    for step in (first, *others):
-        try:
-            checkpoint = read_checkpoint(steps.get(step, folder / f"step-{step:08d}"))
-        except DamagedError as error:
-            if not fallback:
-                raise
-            on_warning(str(error))
-        else:
-            if step != first:
-                on_warning(f"going on from {checkpoint.path} instead, {abs(first - step)} steps away")
-            return checkpoint
-    raise CheckpointError(f"{folder}: all {len(steps)} checkpoints are damaged")
+        return max(checkpoints(folder), default=0)
+
+
+def _listed(values: Iterable[object]) -> str:
+    return ", ".join(map(str, values))
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
     """One checkpoint, verified first."""
     names = verify(path)
-    state = json.loads((path / STATE).read_bytes())
-    if state["format_version"] > FORMAT_VERSION:
-        raise NEWER_FORMAT(path=path, version=state["format_version"], known=FORMAT_VERSION)
-    if not {MODEL, OPTIM} <= names:
-        raise DamagedError(f"{path} is damaged: {MANIFEST} does not list {MODEL} and {OPTIM}")
-    named = STEP_NAME.match(path.name)
-    if named and int(named[1]) != state["step"]:
-        raise DamagedError(f"{path} is damaged: expected step {int(named[1])}, got step {state['step']} in {STATE}")
     optim: dict[str, dict[str, Tensor]] = {}
-    for key, x in load_file(path / OPTIM).items():
-        kind, _, name = key.partition("/")
-        optim.setdefault(kind, {})[name] = x
-    return Checkpoint(load_file(path / MODEL), optim, state, path)
+    try:
+        state = json.loads((path / STATE).read_bytes())
+        if state["format_version"] > FORMAT_VERSION:
+            raise NEWER_FORMAT(path=path, version=state["format_version"], known=FORMAT_VERSION)
+        if not {MODEL, OPTIM} <= names or not state.keys() >= STATE_FIELDS:
+            raise DamagedError(f"{path} is damaged: expected {MODEL}, {OPTIM} and {STATE} with {_listed(sorted(STATE_FIELDS))}")
+        named = STEP_NAME.match(path.name)
+        if named and int(named[1]) != state["step"]:
+            raise DamagedError(f"{path} is damaged: expected step {int(named[1])}, got step {state['step']} in {STATE}")
+        for key, x in load_file(path / OPTIM).items():
+            kind, _, name = key.partition("/")
+            optim.setdefault(kind, {})[name] = x
+        return Checkpoint(load_file(path / MODEL), optim, state, path)
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError, SafetensorError) as error:
+        # The bytes are those of the manifest, so this is a failing disk, or a folder that is deleted while it is read.
+        raise DamagedError(f"{path} is damaged and stays as it is: cannot be read: {error}") from error
 
 
 def verify(path: Path) -> set[str]:
     """Size and sha256 of every file against the manifest: the files' names, or an error that says which is damaged, and how."""
+    if not path.is_dir():
+        raise DamagedError(
+            f"{path} is damaged: expected the folder of a checkpoint, got {'a file' if path.exists() else 'nothing'}"
+        )
     try:
-        listed = {str(f["name"]): (f["size"], f["sha256"]) for f in json.loads((path / MANIFEST).read_bytes())["files"]}
+        content = (path / MANIFEST).read_bytes()
+        listed = {str(f["name"]): (f["size"], f["sha256"]) for f in json.loads(content)["files"]}
         if STATE not in listed or any(Path(name).name != name for name in listed):
             raise ValueError(f"the names {list(listed)}")
-    except (OSError, ValueError, LookupError, TypeError) as error:
+        if content != readable_json(json.loads(content)):  # a byte more or less behind the last bracket
+            raise ValueError(f"{len(content)} bytes that are not the ones that were written")
+    except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
         raise DamagedError(
             f"{path} is damaged and stays as it is: {MANIFEST}: expected a list of files, got {error!r}"
         ) from error
     wrong = [problem for name, expected in listed.items() if (problem := _problem(path / name, *expected))]
     if wrong:
-        raise DamagedError(f"{path} is damaged and stays as it is: {'; '.join(wrong)}")
+        raise DamagedError(f"{path} is damaged and stays as it is, its files are not those of {MANIFEST}: {'; '.join(wrong)}")
     return set(listed)
 
 
@@ -146,7 +203,7 @@ def _problem(file: Path, size: int, sha256: str) -> str | None:
         if (digest := file_sha256(file)) != sha256:
             return f"{file.name}: expected sha256 {sha256}, got {digest}"
     except OSError as error:
-        return f"{file.name}: expected {size} bytes, got {error.strerror}"
+        return f"{file.name}: expected {size} bytes, got {reason(error)}"
     return None
 
 
@@ -175,9 +232,11 @@ def checkpoints(folder: Path) -> dict[int, Path]:
 def pointed(folder: Path, which: str) -> int | None:
     """The step that `latest` or `best` names; None where there is no such file."""
     try:
-        name = (folder / which).read_text(encoding="utf-8", errors="replace").strip()
+        name = (folder / which).read_text(encoding="utf-8", errors="replace").rstrip("\r\n")
     except FileNotFoundError:
         return None
+    except OSError as error:
+        raise DamagedError(f"{folder / which} is damaged: expected the name of a checkpoint, got {reason(error)}") from error
     match = STEP_NAME.fullmatch(name)
     if not match:
         raise DamagedError(f"{folder / which} is damaged: expected the name of a checkpoint, got {name[:40]!r}")
@@ -189,12 +248,6 @@ def point_to(folder: Path, which: str, target: Path) -> None:
         file.write(f"{target.name}\n".encode())
 
 
-def _write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    save_file({name: x.contiguous() for name, x in tensors.items()}, path)
-    path.chmod(path.parent.stat().st_mode & 0o666)  # safetensors writes for the owner's eyes alone; do as the umask says
-    _sync(path)
-
-
 def _make_way(target: Path) -> Path | None:
     """Move what an earlier save of the same step left at `target`: a damaged one is kept, a good one returned, to be deleted
     when its successor stands."""
@@ -203,21 +256,9 @@ def _make_way(target: Path) -> Path | None:
     try:
         verify(target)
     except DamagedError:
-        kept = next(path for n in range(1, 1000) if not (path := target.with_name(f"{target.name}.damaged-{n}")).exists())
-        os.rename(target, kept)
+        os.rename(target, unused(target.with_name(f"{target.name}.damaged")))
         return None
     old = target.with_name(f"{target.name}.old")
     shutil.rmtree(old, ignore_errors=True)
     os.rename(target, old)
     return old
-
-
-def _sync(path: Path) -> None:
-    """To the disk, a file or a folder's entries."""
-    if path.is_dir() and os.name != "posix":
-        return  # a folder cannot be opened there
-    descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -28,14 +28,13 @@ def run_facts(path: str | Path) -> dict[str, Any]:
     steps = [event for event in events if event["event"] == "step"]
     evals = [event for event in events if event["event"] == "eval"]
     begun = [event for event in events if event["event"] in ("start", "resume")]
-    data = run.path / "data.json"
     best = [e for e in evals if isinstance(e["val_loss"], float)]  # what is not a number stands there as text
     held_by = holder(run.lock)
     total = begun[-1]["total_steps"] if begun else config.train.max_steps
     return {
         "path": str(run.path),
         **config.tables(),
-        "source": json.loads(data.read_text(encoding="utf-8"))["source"] if data.is_file() else None,
+        "source": source_of(run.path / "data.json"),
         "parameters": begun[-1]["parameters"] if begun else None,
         "baselines": begun[-1]["baselines"] if begun else None,
         "floor": begun[-1]["floor"] if begun else None,
@@ -58,6 +57,13 @@ def run_facts(path: str | Path) -> dict[str, Any]:
         "skipped": sum("skipped" in event for event in events),
         "problem": next((event["error"] for event in reversed(events) if "error" in event), None),
     }
+
+
+def source_of(data: Path) -> str | None:
+    try:
+        return json.loads(data.read_text(encoding="utf-8"))["source"]
+    except (OSError, ValueError, LookupError, TypeError):
+        return None  # as above: resume says what is wrong with it
 
 
 def ending(events: list[dict[str, Any]]) -> str:
@@ -124,7 +130,7 @@ def training_words(train: TrainConfig) -> str:
 def progress_rows(facts: dict[str, Any]) -> list[Row]:
     if not facts["step"]:
         return []
-    begun = datetime.fromtimestamp(facts["begun"]).astimezone().isoformat(" ", "minutes")
+    begun = when(facts["begun"])
     resumed = f", resumed {count(facts['resumes'], 'time')}" if facts["resumes"] else ""
     rows = [
         ("begun", f"{begun}{resumed}; {facts['tokens']:,} tokens in {duration(facts['seconds'])} of steps"),
@@ -139,6 +145,13 @@ def progress_rows(facts: dict[str, Any]) -> list[Row]:
     marks = [f"{name} {number(value)}" for name, value in reversed(facts["baselines"].items())]
     floor = [] if facts["floor"] is None else [f"entropy of the source {number(facts['floor'])}"]
     return [*rows, ("to beat", ", ".join([*marks, *floor]))]
+
+
+def when(seconds: float) -> str:
+    try:
+        return datetime.fromtimestamp(seconds).astimezone().isoformat(" ", "minutes")
+    except (ValueError, OverflowError, OSError):
+        return "at a time that no calendar has"  # the clock of that machine was wrong
 
 
 def saved_words(facts: dict[str, Any]) -> str:

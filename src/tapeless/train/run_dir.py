@@ -9,14 +9,16 @@ import platform
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import IO, Any
 
 import torch
 
-from tapeless.data.files import is_pickle, write_json
+from tapeless.data.files import is_pickle, write_json, writing
 from tapeless.errors import NOT_A_RUN, PICKLE, RUN_LOCKED, RUN_NOT_EMPTY, ConfigError, LockedError
 
 PACKAGES = ("tapeless", "torch", "numpy", "safetensors")
@@ -70,24 +72,26 @@ class RunLock:
 
     def __init__(self, path: Path):
         self.path = path
-        self._file: IO[str] = open(path, "a+", encoding="utf-8")  # noqa: SIM115  held for the life of the run
+        with writing(path):
+            self._file: IO[bytes] = open(path, "a+b", buffering=0)  # noqa: SIM115  held for the life of the run
         try:
-            _lock(self._file)
+            _take(self._file)
         except OSError as error:
             self._file.seek(0)
-            holder = self._file.read()
+            holder = self._file.read().decode(errors="replace")
             self._file.close()
             if not isinstance(error, BlockingIOError | PermissionError):  # what Unix and Windows say of a lock that is held
                 raise LockedError(f"{path} cannot be locked: {error.strerror}; choose an out_dir on another disk") from None
             raise RUN_LOCKED(path=path.parent, holder=_who(holder)) from None
-        self._file.truncate(0)
-        json.dump({"pid": os.getpid(), "host": socket.gethostname()}, self._file)
-        self._file.flush()
+        with suppress(OSError):  # a full disk: the lock is held all the same
+            self._file.truncate(0)
+            self._file.write(json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode())
 
     def release(self) -> None:
         """The file stays: to delete it would take it from under a process that has just opened it."""
         if not self._file.closed:
-            self._file.truncate(0)
+            with suppress(OSError):
+                self._file.truncate(0)
             self._file.close()
 
     def __enter__(self) -> "RunLock":
@@ -97,30 +101,40 @@ class RunLock:
         self.release()
 
 
+def _take(file: IO[bytes]) -> None:
+    """Lock, or fail at the third attempt: whoever asks for the holder has the lock for a moment."""
+    for _ in range(2):
+        try:
+            return _lock(file)
+        except (BlockingIOError, PermissionError):
+            time.sleep(0.05)
+    _lock(file)
+
+
 def holder(path: Path) -> str | None:
     """Who holds a run's lock, without keeping it; None where nobody does."""
     try:
-        with open(path, encoding="utf-8") as file:
+        with open(path, "rb", buffering=0) as file:
             try:
                 _lock(file)
             except (BlockingIOError, PermissionError):
-                return _who(file.read())
-    except FileNotFoundError:
-        pass  # a run that never began
+                return _who(file.read().decode(errors="replace"))
+    except OSError:
+        pass  # a run that never began, or a disk without locks
     return None
 
 
 if sys.platform == "win32":
     import msvcrt
 
-    def _lock(file: IO[str]) -> None:
+    def _lock(file: IO[bytes]) -> None:
         os.lseek(file.fileno(), LOCKED_BYTE, os.SEEK_SET)
         msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
 
 else:
     import fcntl
 
-    def _lock(file: IO[str]) -> None:
+    def _lock(file: IO[bytes]) -> None:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 

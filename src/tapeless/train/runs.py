@@ -18,7 +18,7 @@ from torch import Tensor
 
 from tapeless.config import WEIGHTS, AnyModelConfig, SimpleLMConfig, TrainConfig, checked, nearest
 from tapeless.data.prepare import Dataset, fingerprints, open_prepared, prepare, source_hashes
-from tapeless.errors import DISK_FULL, CheckpointError, ConfigError
+from tapeless.errors import DISK_FULL, CheckpointError, ConfigError, WriteError
 from tapeless.kernels.repeatable import make_repeatable
 from tapeless.model.build import AnyModel, build_model
 from tapeless.optim.ema import EMA
@@ -102,7 +102,7 @@ def begin(
         write_run_config(run.config, config)
         write_environment(run.env, argv)
     except BaseException as error:  # also an impatient Ctrl-C: half a directory would only be in the way of the next attempt
-        shutil.rmtree(run.path)
+        shutil.rmtree(run.path, ignore_errors=True)
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise DISK_FULL(path=out_dir, detail="the data do not fit") from None
         raise
@@ -135,32 +135,60 @@ class Recorder:
     def __init__(self, run: RunDir, *listeners: Listener):
         self.run, self.listeners = run, list(listeners)
         self.lock = RunLock(run.lock)
-        self.log = MetricsLog(run.metrics)
-        remove_stale(run.checkpoints)
+        try:
+            self.log = MetricsLog(run.metrics, on_warning=self._warn)
+        except BaseException:
+            self.lock.release()
+            raise
+        remove_stale(run.checkpoints, on_warning=self._warn)
 
     def __call__(self, event: dict[str, Any]) -> None:
         self.log.append(event)
+        self._pass_on(event)
+
+    def _warn(self, text: str) -> None:
+        """About the log itself, and so past it."""
+        self._pass_on({"event": "guard", "warning": text})
+
+    def _pass_on(self, event: dict[str, Any]) -> None:
         for listener in self.listeners:
             listener(event)
 
     def __enter__(self) -> "Recorder":
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.log.close()
-        self.lock.release()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            self.log.close()
+        except WriteError:
+            if kind is None:  # else that is the failure to be told
+                raise
+        finally:
+            self.lock.release()
 
 
 def go_on(trainer: Trainer, record: Recorder, *, fallback: bool, on_warning: Warn) -> None:
     """Bring a new trainer to where its run stands: the newest checkpoint, or the beginning where none was written yet. What
     metrics.jsonl has from behind it is dropped, since it will come again."""
     folder = record.run.checkpoints
+    if not checkpoints(folder) and had_checkpoints(record.run):
+        raise CheckpointError(f"{folder}: the run's checkpoints are gone; put them back, or begin a new run")
     checkpoint = load_checkpoint(folder, on_warning=on_warning, fallback=fallback) if checkpoints(folder) else None
     record.log.truncate_to(checkpoint.state["step"] if checkpoint else 0, redone=REDONE)
     if checkpoint:
         trainer.resume(checkpoint)
     else:
         on_warning(f"{record.run.path} has no checkpoint yet: it begins again at step 0")
+
+
+def had_checkpoints(run: RunDir) -> bool:
+    """Whether any was ever written: `latest` would name it, and metrics.jsonl tell of it."""
+    return (run.checkpoints / "latest").exists() or b'{"event": "checkpoint"' in run.metrics.read_bytes()
+
+
+def has_begun(run: RunDir) -> bool:
+    """Whether there is anything to lose. A full disk may have taken a checkpoint and no line, or the other way round."""
+    return bool(checkpoints(run.checkpoints)) or (run.metrics.is_file() and run.metrics.stat().st_size > 0)
 
 
 class Loaded(NamedTuple):
@@ -183,13 +211,13 @@ def chosen_weights(checkpoint: Checkpoint, weights: str) -> Mapping[str, Tensor]
     return checkpoint.optim[EMA]
 
 
-def load(path: str | Path, *, which: str = "latest", weights: str = "raw", on_warning: Warn) -> Loaded:
+def load(path: str | Path, *, which: str = "latest", weights: str = "raw", fallback: bool = True, on_warning: Warn) -> Loaded:
     """The model of a run, its weights from `latest`, from `best`, or from the step that `which` names: as they were trained,
     or (`ema`) their moving average."""
     run = RunDir.open(path)
     config = read_run_config(run.config)
     if which in ("latest", "best"):
-        checkpoint = load_checkpoint(run.checkpoints, which=which, on_warning=on_warning)
+        checkpoint = load_checkpoint(run.checkpoints, which=which, fallback=fallback, on_warning=on_warning)
     else:
         steps = checkpoints(run.checkpoints)
         if not which.isdigit() or int(which) not in steps:

@@ -7,7 +7,8 @@
 Everything is a function of the step and of how many samples came before it: the batch, the learning rate, the dropout masks,
 what is due. A run that is stopped and resumed at a step therefore goes on as if nothing had been. At a step boundary the order
 is save, evaluate, sample: a checkpoint is on disk before anything that could fail, and whoever resumes from it evaluates and
-samples again.
+samples again. What the disk does not take on the way is a warning, since the weights in memory are worth more than any
+file: the next save that is due tries again. Only the last one must succeed.
 Judged by: tests/train/test_trainer.py, tests/train/test_resume.py."""
 
 import time
@@ -22,19 +23,19 @@ from tapeless.config import AnyModelConfig, ModelConfig, Sampling, TrainConfig, 
 from tapeless.data.files import atomic_write
 from tapeless.data.loader import Loader, validation_windows
 from tapeless.data.prepare import Dataset
-from tapeless.errors import WARMUP_TOO_LONG, ConfigError, DamagedError, IdentityError, NonFiniteError
+from tapeless.errors import WARMUP_TOO_LONG, ConfigError, IdentityError, NonFiniteError, WriteError
 from tapeless.generate.engine import generate
 from tapeless.model.build import AnyModel
 from tapeless.optim.ema import EMA, Ema
 from tapeless.optim.schedule import learning_rate
-from tapeless.train.checkpoint import Checkpoint, checkpoints, point_to, pointed, restore, save_checkpoint
+from tapeless.train.checkpoint import Checkpoint, restore, save_checkpoint
 from tapeless.train.evaluate import Evaluation, evaluate
 from tapeless.train.graph import graphed_step
 from tapeless.train.guard import SpikeGuard
 from tapeless.train.identities import check_identities
 from tapeless.train.layer_watch import LayerWatch
 from tapeless.train.nonfinite import first_bad_tensor, write_dump
-from tapeless.train.rotation import is_new_best, mark_best, rotate
+from tapeless.train.rotation import is_new_best, mark_best, repair_names, rotate
 from tapeless.train.run_dir import RunDir
 from tapeless.train.step import StepResult, optimizer_of, train_step
 
@@ -190,8 +191,13 @@ class Trainer:
         said += f"; batch: samples {self.samples} to {last}"
         if self.run_dir is not None:
             dump = self.run_dir.path / "dumps" / f"step-{number:08d}.json"
-            write_dump(dump, bad, tokens, targets, {"step": number, "samples": [self.samples, last], "lr": lr, "error": said})
-            said += f"; dump: {dump}; go on from the last checkpoint: tapeless train resume {self.run_dir.path}"
+            facts = {"step": number, "samples": [self.samples, last], "lr": lr, "error": said}
+            try:
+                write_dump(dump, bad, tokens, targets, facts)
+                said += f"; dump: {dump}"
+            except WriteError as failure:
+                said += f"; no dump: {failure}"
+            said += f"; go on from the last checkpoint: tapeless train resume {self.run_dir.path}"
         return NonFiniteError(said)
 
     @property
@@ -241,7 +247,7 @@ class Trainer:
             return True
         c, last = self.config, self.steps >= self.total_steps
         if last or self.steps % c.save_every == 0:
-            self.save()
+            self._unless_the_disk_fails(self.save)
         evaluation_due = last or (c.eval_every and self.steps % c.eval_every == 0)
         if evaluation_due and self.evaluate() is None:
             return False
@@ -258,9 +264,7 @@ class Trainer:
         if found is None or (average is None and self.ema is not None):
             return None
         if is_new_best(found.val_loss, self.best_val_loss):
-            path = self.save()  # its state is still the one before this evaluation
-            if self.run_dir is not None and path is not None:
-                mark_best(self.run_dir.checkpoints, path, found.val_loss, self.best_val_loss)
+            self._unless_the_disk_fails(lambda: self._save_best(found.val_loss))
             self.best_val_loss, self.best_step, self.evals_without_best = found.val_loss, self.steps, 0
         elif self.last_eval != self.steps:  # else it was counted before the checkpoint that this run was resumed from
             self.evals_without_best += 1
@@ -276,6 +280,17 @@ class Trainer:
         with ema.as_weights():
             return self._evaluation()
 
+    def _save_best(self, val_loss: float) -> None:
+        path = self.save()  # its state is still the one before this evaluation
+        if self.run_dir is not None and path is not None:
+            mark_best(self.run_dir.checkpoints, path, val_loss, self.best_val_loss)
+
+    def _unless_the_disk_fails(self, write: Callable[[], object]) -> None:
+        try:
+            write()
+        except WriteError as error:
+            self._warn(f"{error}; training goes on")
+
     def sample(self) -> str:
         """A text that the model continues from the prompt, or from the first validation token."""
         c, tokenizer = self.config, self.data.tokenizer
@@ -288,11 +303,14 @@ class Trainer:
             vocab_size=tokenizer.vocab_size,
         )
         text = tokenizer.decode([*prompt, *ids])
+        self._unless_the_disk_fails(lambda: self._write_sample(text))
+        self._tell("sample", text=text)
+        return text
+
+    def _write_sample(self, text: str) -> None:
         if self.run_dir is not None:
             with atomic_write(self.run_dir.samples / f"step-{self.steps:08d}.txt") as file:
                 file.write(text.encode())
-        self._tell("sample", text=text)
-        return text
 
     def save(self) -> Path | None:
         """Write a checkpoint of this step, once. Its state is the one before the step's evaluation, so that whoever resumes
@@ -338,7 +356,9 @@ class Trainer:
         self._saved = (self.steps, checkpoint.path)
         self._plan()
         self._resume_average(checkpoint)
-        self._leave_other_future()
+        if self.run_dir is not None:
+            folder = self.run_dir.checkpoints
+            self._unless_the_disk_fails(lambda: repair_names(folder, self.steps, self.best_step, on_warning=self._warn))
         here = {"threads": torch.get_num_threads(), "torch_version": torch.__version__, "world_size": 1}
         changed = [f"{name} was {state[name]}, is {value}" for name, value in here.items() if state[name] != value]
         if changed:
@@ -355,22 +375,6 @@ class Trainer:
         else:
             self.ema.begin()
             self._warn(f"{checkpoint.path} holds no average of the weights: it begins with the weights of step {self.steps}")
-
-    def _leave_other_future(self) -> None:
-        """Where the newest checkpoints were damaged the run goes on from further back, and `best` may name one that is still
-        to come, or under an override never will."""
-        if self.run_dir is None:
-            return
-        folder = self.run_dir.checkpoints
-        try:
-            ahead = (pointed(folder, "best") or 0) > self.steps
-        except DamagedError as error:
-            self._warn(str(error))
-            ahead = True
-        if ahead:
-            (folder / "best").unlink()
-            if self.best_step in checkpoints(folder):
-                point_to(folder, "best", checkpoints(folder)[self.best_step])
 
     def _state(self) -> dict[str, Any]:
         return {

@@ -1,0 +1,28 @@
+"""Two hundred kills -9 at random moments of runs of several kinds, each run killed and gone on with until it is through: the
+final hashes and every line of the metrics are those of the run that was let be.
+
+acceptance/kills.py kills whole commands, their start included; here processes are forked, many in the time of one."""
+
+import harness
+from claim import Claims
+from killing import KINDS, random_kills
+from training import scratch
+
+KILLS = harness.argument(200)
+SEED = 200
+
+claims = Claims("random_kills")
+with scratch() as folder:
+    ended = []
+    for run in random_kills(folder, KILLS, SEED):
+        ended.append(run)
+        print(f"      {run.kind}: {run.kills} kills, {'equal' if run.equal else 'DIFFERENT'}", flush=True)
+    kills, equal = sum(run.kills for run in ended), sum(run.equal for run in ended)
+    claims.check(
+        f"{KILLS} kills -9 at random moments over {len(ended)} runs ({', '.join(KINDS)}): every final hash that of the "
+        "unbroken run, every line of the metrics once",
+        bound=f"{KILLS} kills, {len(ended)} of {len(ended)} equal",
+        measured=f"{kills} kills, {equal} of {len(ended)} equal",
+        ok=kills == KILLS and equal == len(ended),
+    )
+claims.finish(runs=[run._asdict() for run in ended])

@@ -1,0 +1,49 @@
+"""An output that rather loses words than a training: `tapeless train new > log` on a disk that fills up goes on in silence.
+
+A reader that has left (BrokenPipeError) is no failing disk, and ends the command as it always does.
+Judged by: tests/faults/test_failing_writes.py."""
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from typing import Any
+
+
+class Patient:
+    """A stream whose failures are nobody's business; for the rest it is the stream."""
+
+    def __init__(self, stream: Any):
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        self._try(lambda: self._stream.write(text))
+        return len(text)
+
+    def flush(self) -> None:
+        self._try(self._stream.flush)
+
+    def _try(self, act: Callable[[], object]) -> None:
+        try:
+            act()
+        except BrokenPipeError:
+            raise
+        except OSError:
+            pass
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+@contextmanager
+def patient_output() -> Iterator[None]:
+    streams: list[Any] = [sys.stdout, sys.stderr]
+    with redirect_stdout(Patient(sys.stdout)), redirect_stderr(Patient(sys.stderr)):
+        yield
+    for stream in streams:
+        try:
+            stream.flush()
+        except BrokenPipeError:
+            raise
+        except OSError:  # Python would try again when it ends, and fail then
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

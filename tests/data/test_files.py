@@ -1,0 +1,47 @@
+"""Files that are there whole or not at all."""
+
+import errno
+import hashlib
+import os
+from pathlib import Path
+
+import pytest
+
+from tapeless.data.files import atomic_write, readable_json, unused, write_json, write_synced
+from tapeless.errors import WriteError
+
+
+def refuse(*_: object, **__: object) -> None:
+    raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+
+@pytest.mark.parametrize("call", ["fsync", "replace", "mkdir"])
+def test_a_failure_leaves_what_was_there_and_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str):
+    path = tmp_path / "file.json"
+    write_json(path, {"old": 1})
+    monkeypatch.setattr(os, call, refuse)
+    if call == "mkdir":
+        path = tmp_path / "new" / "file.json"
+    with pytest.raises(WriteError, match=f"{path} could not be written: Read-only file system"):
+        write_json(path, {"new": 2})
+    assert [file.name for file in tmp_path.iterdir()] == ["file.json"]
+    assert (tmp_path / "file.json").read_bytes() == readable_json({"old": 1})
+
+
+def test_the_first_failure_is_the_one_that_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(os, "unlink", refuse)
+    with pytest.raises(ZeroDivisionError), atomic_write(tmp_path / "file") as file:
+        file.write(bytes([1 // 0]))
+    assert not (tmp_path / "file").exists()
+
+
+def test_what_was_handed_over_is_what_is_hashed(tmp_path: Path):
+    record = write_synced(tmp_path / "file", [b"one", memoryview(b"two"), b""])
+    assert record == {"name": "file", "size": 6, "sha256": hashlib.sha256(b"onetwo").hexdigest()}
+    assert (tmp_path / "file").read_bytes() == b"onetwo"
+
+
+def test_a_name_that_is_taken_is_not_used_again(tmp_path: Path):
+    assert unused(tmp_path / "a.damaged").name == "a.damaged-1"
+    (tmp_path / "a.damaged-1").mkdir()
+    assert unused(tmp_path / "a.damaged").name == "a.damaged-2"

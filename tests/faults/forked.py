@@ -1,0 +1,56 @@
+"""Processes to be killed, made by fork from one that has everything imported: a second's start each would be most of the time.
+
+The process that forks must be a plain one, with one thread and no product computed in it yet."""
+
+import os
+import random
+import signal
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+KILLED = -signal.SIGKILL
+
+
+class Child:
+    def __init__(self, work: Callable[[], int], errors: Path | str = os.devnull):
+        """work: its exit status. errors: where stderr goes."""
+        self.pid = os.fork()
+        if self.pid == 0:
+            status = 70  # as of software that fails where nobody thought it could
+            try:
+                os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+                os.dup2(os.open(errors, os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
+                status = work()
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                os._exit(status)
+
+    def kill(self) -> None:
+        os.kill(self.pid, signal.SIGKILL)
+
+    def wait(self) -> int:
+        """The exit status, negative for a signal."""
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+    def wait_for(self, seconds: float) -> int | None:
+        """The same; None where it still runs then."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                return os.waitstatus_to_exitcode(status)
+            time.sleep(0.001)
+        return None
+
+
+def killed_at_random(work: Callable[[], int], draw: random.Random, longest: float) -> int:
+    """Its status, or KILLED after a random time."""
+    child = Child(work)
+    status = child.wait_for(draw.uniform(0.0, longest))
+    if status is not None:
+        return status
+    child.kill()
+    return child.wait()

@@ -55,7 +55,7 @@ with scratch() as folder:
             found.append(f"case {number}, {case.words}: exit status {said.status}: {said.words}")
         shutil.rmtree(run.path)
     claims.check(
-        f"{RESUMED} more, through `tapeless train resume`: a warning, and the end of the run that was let be",
+        f"{RESUMED} more, through `train resume`: a warning, and the end of the run that was let be",
         bound=f"{RESUMED} of {RESUMED}",
         measured=harness.verdict(found, RESUMED),
         ok=not found,

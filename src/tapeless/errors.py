@@ -138,7 +138,7 @@ class WriteError(DiskError):
 
     code = "WRITE"
     exit_status = 1
-    fix = "make room, or look at the disk; then `tapeless train resume` goes on from the last checkpoint"
+    fix = "make room, or look at the disk; then `tapeless train resume RUN` goes on from the last checkpoint"
 
 
 @dataclass(frozen=True)

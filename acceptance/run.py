@@ -7,8 +7,10 @@ import sys
 import time
 from pathlib import Path
 
+from claim import SKIPPED
+
 HOME = Path(__file__).resolve().parent
-NOT_CLAIMS = {"run", "claim", "tables", "performance_tables", "training", "killing", "browser", "harness"}
+NOT_CLAIMS = {"run", "claim", "tables", "performance_tables", "training", "killing", "browser", "harness", "gguf_worker"}
 
 
 def main(wanted: list[str]) -> int:
@@ -17,16 +19,19 @@ def main(wanted: list[str]) -> int:
     if unknown:
         print(f"no such script: {', '.join(unknown)}; there are {', '.join(known)}", file=sys.stderr)
         return 2
-    missed = []
+    missed, skipped = [], 0
     for name in wanted or known:
         print(f"\n== {name}", flush=True)
         start = time.monotonic()
         code = subprocess.run([sys.executable, str(HOME / f"{name}.py")], check=False).returncode
-        print(f"   {time.monotonic() - start:.0f} s, {'passed' if code == 0 else 'MISSED'}", flush=True)
-        if code:
+        verdict = {0: "passed", SKIPPED: "skipped"}.get(code, "MISSED")
+        print(f"   {time.monotonic() - start:.0f} s, {verdict}", flush=True)
+        skipped += code == SKIPPED
+        if verdict == "MISSED":
             missed.append(name)
     print(
-        f"\n{len(wanted or known) - len(missed)} of {len(wanted or known)} passed"
+        f"\n{len(wanted or known) - len(missed) - skipped} of {len(wanted or known)} passed"
+        + (f"; skipped: {skipped}" if skipped else "")
         + (f"; missed: {', '.join(missed)}" if missed else "")
     )
     return 1 if missed else 0

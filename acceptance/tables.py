@@ -82,6 +82,13 @@ def mutants() -> str:
     return matrix([MutantResult(**record) for record in result("mutants")["mutants"]], fine)
 
 
+def interop() -> str:
+    names = ("hugging_face", "continued_elsewhere", "gguf_files", "hostile_files")
+    theirs, machine = result("hugging_face")["transformers"], measured_on(result("hugging_face")["machine"])
+    versions = f"By transformers {theirs} and llama-cpp-python {result('gguf_files')['llama_cpp_python']}."
+    return "\n".join([*claims(*names), "", f"{versions} {machine}"]) + "\n"
+
+
 TRAINED = (
     "make_train",
     "zig_command",
@@ -136,6 +143,7 @@ REGIONS = {
     ("docs/training.md", "measured"): training,
     ("docs/errors.md", "catalogue"): catalogue,
     ("docs/report.md", "report"): report,
+    ("docs/interop.md", "measured"): interop,
     ("docs/performance.md", "overview"): performance_tables.overview,
     ("docs/performance.md", "models"): performance_tables.models,
     ("docs/performance.md", "gpu"): performance_tables.gpu,

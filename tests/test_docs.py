@@ -137,7 +137,7 @@ def test_tapeless_commands_parse(path: Path):
             build_parser().parse_args(words)
 
 
-FEW_STEPS = ["--max-steps", "6", "--warmup-steps", "1", "--eval-windows", "2", "--sample-tokens", "8", "--num-layers", "1"]
+FEW_STEPS = ["--max-steps", "6", "--warmup-steps", "1", "--eval-windows", "2", "--sample-tokens", "8"]
 # tests/cli/test_gradcheck.py, tests/cli/test_bench.py and test_make_targets_exist; the tutorial's gradcheck runs here
 ELSEWHERE = ("tapeless gradcheck", "tapeless bench", "make ")
 
@@ -145,7 +145,7 @@ ELSEWHERE = ("tapeless gradcheck", "tapeless bench", "make ")
 def shortened(command: list[str]) -> list[str]:
     """The same command, done in a second: few steps, of a shallow model."""
     if command[:2] == ["train", "new"]:
-        return [*command, *FEW_STEPS]
+        return [*command, *FEW_STEPS, *([] if "--init-from" in command else ["--num-layers", "1"])]
     return [re.sub(r"^max_steps=\d+$", "max_steps=9", word) for word in command]
 
 
@@ -191,7 +191,7 @@ def test_the_tutorial_can_be_followed(tmp_path: Path, monkeypatch: pytest.Monkey
     assert (tmp_path / "runs" / "mine" / "checkpoints" / "latest").is_file()
 
 
-@pytest.mark.parametrize("path", [README, ROOT / "docs" / "training.md"], ids=ids)
+@pytest.mark.parametrize("path", [README, ROOT / "docs" / "training.md", ROOT / "docs" / "interop.md"], ids=ids)
 def test_the_commands_of_training_run(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     Path("my.txt").write_text("The forward has its backward, and the backward has its judges.\n" * 200)

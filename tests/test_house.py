@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 SRC = ROOT / "src" / "tapeless"
 
-# Who may import whom: config <- ops <- kernels <- model <- dist <- train, generate, interop <- cli; config <- data, optim;
+# Who may import whom: config <- ops <- kernels <- model <- dist <- generate, interop <- train <- cli; config <- data, optim;
 # verify sees all but cli, bench sees verify too, estimate sees bench.
 BELOW: dict[str, set[str]] = {"errors": set(), "config": {"errors"}}
 BELOW["ops"] = BELOW["config"] | {"config"}
@@ -20,8 +20,11 @@ BELOW["kernels"] = BELOW["ops"] | {"ops"}
 BELOW["model"] = BELOW["kernels"] | {"kernels"}
 BELOW["dist"] = BELOW["model"] | {"model"}
 BELOW["generate"] = BELOW["interop"] = BELOW["dist"] | {"dist", "data", "optim"}
-BELOW["train"] = BELOW["generate"] | {"generate"}  # a trainer draws samples
-BELOW["verify"] = BELOW["train"] | {"train", "interop"}
+BELOW["train"] = BELOW["generate"] | {
+    "generate",
+    "interop",
+}  # samples are drawn, and a run may begin with others' weights
+BELOW["verify"] = BELOW["train"] | {"train"}
 BELOW["bench"] = BELOW["verify"] | {"verify"}
 BELOW["report"] = BELOW["train"] | {"train"}
 BELOW["estimate"] = BELOW["bench"] | {"bench"}

@@ -46,6 +46,8 @@ COMMANDS = [
     ["gradcheck", "--help"],
     ["train", "new", "--help"],
     ["generate", "--help"],
+    ["export", "--help"],
+    ["import", "--help"],
     ["bench", "--help"],
     ["report", "--help"],
 ]

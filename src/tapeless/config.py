@@ -122,6 +122,7 @@ class TrainConfig:
         ("stdlib", "stdlib-docs", "markov", "arithmetic"),
     )
     tokenizer: str = option("bytes", "bytes, char, bpe (trained on the data to vocab_size), or the path of a tokenizer.json")
+    init_from: str | None = option(None, "a run, imported or trained here, whose model, weights and tokenizer to begin with")
     seq_len: int | None = option(None, "tokens in a training window [T]; default max_seq_len")
     batch_size: int = option(8, "windows in a micro-batch [B]")
     grad_accum: int = option(1, "micro-batches in a step")

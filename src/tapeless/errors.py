@@ -141,6 +141,14 @@ class WriteError(DiskError):
     fix = "make room, or look at the disk; then `tapeless train resume RUN` goes on from the last checkpoint"
 
 
+class ForeignError(TapelessError, ValueError):
+    """A file of another make that is broken, would lead outside of its directory, or holds what no model does."""
+
+    code = "FOREIGN"
+    exit_status = 2
+    fix = "get the directory again from where it came, or have transformers write it anew by save_pretrained"
+
+
 @dataclass(frozen=True)
 class Known:
     """One error with everything there is to say of it. `message` and `fix` name facts in braces, given when it is raised."""

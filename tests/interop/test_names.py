@@ -5,7 +5,7 @@ import torch
 
 from tapeless.config import ModelConfig
 from tapeless.errors import ConfigError, InputError
-from tapeless.interop.names import FAMILIES, from_hugging_face, to_hugging_face
+from tapeless.interop.names import FAMILIES, check_shapes, from_hugging_face, full_names, their_shapes, to_hugging_face
 from tapeless.model.params import transformer_specs
 
 GPT2 = {"norm": "layer", "norm_bias": True, "position": "learned", "ffn": "gelu", "attn_bias": True, "ffn_bias": True}
@@ -63,17 +63,35 @@ def test_a_tied_head_may_come_along():
     assert "head.w" not in from_hugging_face(family, config, theirs)
 
 
-def test_what_does_not_fit_is_said():
+def test_what_does_not_fit_is_said_of_the_shapes_alone():
     family, config = MODELS[0]
-    theirs = to_hugging_face(family, config, tensors(config))
-    missing = {name: t for name, t in theirs.items() if name != "model.layers.1.mlp.up_proj.weight"}
-    with pytest.raises(InputError, match=r"model\.layers\.1\.mlp\.up_proj\.weight is missing; .* blocks\.1\.ffn\.w_up"):
-        from_hugging_face(family, config, missing)
-    with pytest.raises(InputError, match=r"model\.layers\.3\.x has no place in a model of this configuration"):
-        from_hugging_face(family, config, {**theirs, "model.layers.3.x": torch.zeros(1)})
-    with pytest.raises(InputError, match=r"model\.norm\.weight has the shape \(23,\) in our layout, expected \(24,\)"):
-        from_hugging_face(family, config, {**theirs, "model.norm.weight": torch.zeros(23)})
+    shapes = their_shapes(family, config)
+    assert shapes == {name: tuple(w.shape) for name, w in to_hugging_face(family, config, tensors(config)).items()}
+    check_shapes(family, config, shapes)
+    missing = {name: shape for name, shape in shapes.items() if name != "model.layers.1.mlp.up_proj.weight"}
+    with pytest.raises(InputError, match=r"configuration: model\.layers\.1\.mlp\.up_proj\.weight \(13, 24\) is missing$"):
+        check_shapes(family, config, missing)
+    with pytest.raises(InputError, match=r"'model\.layers\.3\.x' \(1,\) has no place here"):
+        check_shapes(family, config, {**shapes, "model.layers.3.x": (1,)})
+    with pytest.raises(InputError, match=r"model\.norm\.weight is \(23,\), expected \(24,\)"):
+        check_shapes(family, config, {**shapes, "model.norm.weight": (23,)})
+    with pytest.raises(InputError, match=r"(.* is missing; ){4}.* is missing; and 25 more"):
+        check_shapes(family, config, {})
+
+
+def test_gpt2_shapes_are_transposed():
+    assert their_shapes(*MODELS[3])["transformer.h.0.attn.c_attn.weight"] == (24, 72)
+
+
+def test_a_file_of_the_trunk_alone_has_shorter_names():
+    assert full_names("GPT2LMHeadModel", {"wte.weight": 0}) == {"transformer.wte.weight": "wte.weight"}
+    whole = {"transformer.wte.weight": 0, "x": 0}
+    assert full_names("GPT2LMHeadModel", whole) == {name: name for name in whole}
+
+
+def test_a_configuration_without_a_place():
+    family, config = MODELS[0]
     with pytest.raises(ConfigError, match=r"LlamaForCausalLM has no place for blocks\.0\.attn\.k_norm\.w"):
         to_hugging_face(family, MODELS[2][1], tensors(MODELS[2][1]))
     with pytest.raises(ConfigError, match="unknown family 'LlamaForCausal'; did you mean 'LlamaForCausalLM'"):
-        to_hugging_face("LlamaForCausal", config, theirs)
+        to_hugging_face("LlamaForCausal", config, {})

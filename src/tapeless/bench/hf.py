@@ -9,35 +9,21 @@ from tapeless.bench.peer import language_loss
 from tapeless.bench.task import Task
 from tapeless.bench.weights import initial
 from tapeless.config import AnyModelConfig, ModelConfig
-from tapeless.errors import MissingError
+from tapeless.errors import ConfigError, MissingError
+from tapeless.interop.families import completed, family_of
 from tapeless.verify.hf_levels import Family, missing, their_model
 
-LLAMA = {"norm": "rms", "norm_placement": "pre", "position": "rope", "ffn": "swiglu"}
-SHAPES: dict[str, dict[str, Any]] = {
-    "LlamaForCausalLM": {**LLAMA, "qk_norm": False},
-    "Qwen3ForCausalLM": {**LLAMA, "qk_norm": True, "ffn_bias": False},
-    "GPT2LMHeadModel": {
-        "norm": "layer",
-        "norm_bias": True,
-        "norm_placement": "pre",
-        "position": "learned",
-        "ffn": "gelu",
-        "attn_bias": True,
-        "ffn_bias": True,
-        "qk_norm": False,
-    },
-}
 
-
-def family_of(config: AnyModelConfig) -> str:
-    """The class of theirs that has this architecture; an error that says so where there is none."""
-    if isinstance(config, ModelConfig):
-        for name, shape in SHAPES.items():
-            plain = config.num_kv_heads == config.num_heads and config.head_dim * config.num_heads == config.hidden_dim
-            fits = all(getattr(config, field) == value for field, value in shape.items())
-            if fits and (plain or name != "GPT2LMHeadModel"):
-                return name
-    raise MissingError("transformers has no class of this architecture")
+def same_family(config: AnyModelConfig) -> str:
+    """The class of theirs that has this architecture and no parameter more; an error that says so where there is none."""
+    try:
+        name = family_of(config)
+    except ConfigError as error:
+        raise MissingError(f"transformers has no class of this architecture: {error}") from None
+    assert isinstance(config, ModelConfig)
+    if completed(name, config) != config:
+        raise MissingError(f"transformers has no class of this architecture: {name} is never without biases")
+    return name
 
 
 def load_library(config: AnyModelConfig) -> None:
@@ -47,13 +33,13 @@ def load_library(config: AnyModelConfig) -> None:
         raise MissingError(reason)
     import transformers
 
-    getattr(transformers, family_of(config))
+    getattr(transformers, same_family(config))
 
 
 def build_hf(task: Task) -> Any:
     config, params = task.model, {name: make() for name, make in initial(task.model, task.train.seed).items()}
     assert isinstance(config, ModelConfig)
-    model = their_model(Family(family_of(config), config), params, "float32", attention="sdpa")
+    model = their_model(Family(same_family(config), config), params, "float32", attention="sdpa")
     return model.to(task.train.device)
 
 

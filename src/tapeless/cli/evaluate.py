@@ -1,6 +1,7 @@
-"""Evaluate the model of a run on all of its validation text.
+"""Evaluate the model of a run on all of its validation text, or on another.
 
-tapeless eval runs/default --checkpoint best"""
+tapeless eval runs/default --checkpoint best
+tapeless eval runs/imported --dataset-path my.txt"""
 
 import argparse
 import json
@@ -8,6 +9,7 @@ from pathlib import Path
 
 from tapeless.cli.generate import warn
 from tapeless.cli.options import add_no_fallback, add_weights_argument
+from tapeless.errors import UsageError
 
 HELP = "evaluate a trained model on its validation text"
 
@@ -17,6 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--checkpoint", default="latest", metavar="WHICH", help="latest, best, or a step (default latest)")
     add_weights_argument(parser)
     add_no_fallback(parser)
+    parser.add_argument("--dataset-path", metavar="TEXT", help="another text, read as `train new` does; all of it is evaluated")
     parser.add_argument("--json", action="store_true", help="print the numbers as JSON")
     parser.set_defaults(run=run)
 
@@ -24,21 +27,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from tapeless.data.baselines import baselines
     from tapeless.data.loader import validation_windows
+    from tapeless.data.prepare import with_text
     from tapeless.train.evaluate import accuracy, evaluate
     from tapeless.train.runs import load
 
     model, data, config, checkpoint = load(
         args.run_dir, which=args.checkpoint, weights=args.weights, fallback=not args.no_fallback, on_warning=warn
     )
+    if args.dataset_path:
+        data = with_text(data, args.dataset_path)
+    elif config.imported:
+        raise UsageError(f"{args.run_dir} was imported and has no validation text; say --dataset-path")
     tokens, targets = validation_windows(data.val, config.train.seq_len or 1)
     found = evaluate(model, tokens, targets, data.bytes_per_token)
     assert found is not None
+    beaten = {} if config.imported else baselines(data.train, data.val, data.tokenizer.vocab_size)._asdict()
     facts = {
         "step": checkpoint.state["step"],
         "tokens": len(data.val) - 1,
         **found._asdict(),
         "accuracy": accuracy(model, tokens, targets),
-        **{name: float(x) for name, x in baselines(data.train, data.val, data.tokenizer.vocab_size)._asdict().items()},
+        **{name: float(x) for name, x in beaten.items()},
         "floor": data.floor,
         "source_loss": data.source_loss(tokens, targets),
     }

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from tapeless.cli.options import add_fields, add_no_fallback, add_weights_argument, given
 from tapeless.config import Sampling
+from tapeless.errors import UsageError
 
 HELP = "continue a text with a trained model"
 
@@ -36,13 +37,17 @@ def warn(text: str) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from tapeless.generate.engine import generate
+    from tapeless.train.imported import generation_of
+    from tapeless.train.run_dir import RunDir
     from tapeless.train.runs import load
 
     model, data, *_ = load(
         args.run_dir, which=args.checkpoint, weights=args.weights, fallback=not args.no_fallback, on_warning=warn
     )
-    tokenizer = data.tokenizer
-    prompt = [int(i) for i in (tokenizer.encode(args.prompt) if args.prompt else data.val[:1])]
+    tokenizer, wanted = data.tokenizer, generation_of(RunDir(args.run_dir))
+    prompt = [int(i) for i in (tokenizer.encode_prompt(args.prompt) if args.prompt else data.val[:1])]
+    if not prompt:
+        raise UsageError(f"{args.run_dir} has no text to begin with: it was imported; say --prompt")
     stream = None if args.json or args.num_samples > 1 else tokenizer.stream()
     if stream is not None:
         print("".join(map(stream.push, prompt)), end="", flush=True)
@@ -52,8 +57,9 @@ def run(args: argparse.Namespace) -> int:
         prompt,
         max_tokens=args.max_tokens,
         num_samples=args.num_samples,
-        sampling=Sampling(**given(args, "sampling")),
+        sampling=Sampling(**{**wanted.given(), **given(args, "sampling")}),
         vocab_size=tokenizer.vocab_size,
+        stop=wanted.stop,
         on_token=None if stream is None else lambda _, token: print(stream.push(token), end="", flush=True),
         on_warning=late.append if stream is not None else warn,
     )

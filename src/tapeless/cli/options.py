@@ -108,6 +108,12 @@ def chosen(args: argparse.Namespace) -> Chosen:
     return Chosen(name, checked(kind, values[kind], name), checked("train", values["train"], name))
 
 
+def model_changes(args: argparse.Namespace) -> dict[str, Any]:
+    """The fields of a model that were named, and `preset` or `config` where one was chosen."""
+    chosen = {key: getattr(args, key) for key in ("preset", "config") if getattr(args, key) is not None}
+    return chosen | {key: value for table, key, value in [*map(setting, args.set), *_flags(args)] if table == "model"}
+
+
 def given(args: argparse.Namespace, table: str) -> dict[str, Any]:
     """The flags of one configuration that were given."""
     return {key.partition(".")[2]: value for key, value in vars(args).items() if key.startswith(f"{table}.")}

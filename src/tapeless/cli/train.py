@@ -2,6 +2,7 @@
 
     tapeless train new                                   the default model on this Python's own sources
     tapeless train new --preset tiny --dataset-path my.txt --max-steps 2000
+    tapeless train new --init-from runs/imported --dataset-path my.txt
     tapeless train resume runs/default                   exactly as if it had never stopped
     tapeless train info runs/default
 
@@ -22,6 +23,7 @@ from tapeless.cli.options import (
     add_train_arguments,
     chosen,
     given,
+    model_changes,
     setting,
 )
 from tapeless.config import TrainConfig
@@ -67,6 +69,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_new(args: argparse.Namespace) -> int:
     name, model_config, train_config = chosen(args)  # first: a mistake is said at once, without waiting for torch
+    if train_config.init_from:
+        from tapeless.train.init_from import inherited
+
+        name = Path(train_config.init_from).resolve().name
+        model_config, train_config = inherited(train_config, model_changes(args))
 
     from tapeless.train.display import make_display
     from tapeless.train.runs import begin, fresh_name, has_begun, resolved
@@ -128,6 +135,8 @@ def train(
     from tapeless.cli.patient import patient_output
     from tapeless.data.baselines import baselines
     from tapeless.report.reporters import Reporters
+    from tapeless.train.checkpoint import checkpoints
+    from tapeless.train.init_from import begin_with
     from tapeless.train.run_config import write_run_config
     from tapeless.train.runs import Recorder, go_on, make_model
     from tapeless.train.signals import StopSignals
@@ -135,6 +144,8 @@ def train(
 
     with patient_output(), StopSignals() as stop, Recorder(run, display.event) as record, ExitStack() as closing:
         model = make_model(config.model, config.train)
+        if config.train.init_from and not checkpoints(run.checkpoints):
+            begin_with(model, config.train.init_from, on_warning=display.warn)
         trainer = Trainer(
             model, config.train, data, run=run, on_event=record, before_save=record.log.sync, stopped=stop.requested
         )

@@ -14,6 +14,8 @@ import numpy as np
 from tapeless.data.tokenizer import StreamDecoder, Tokenizer, byte_symbols, utf8
 from tapeless.errors import DataError, MissingError
 
+MOST_IDS = 1 << 22  # a table has a place for each: a stray id of four billion must not make one
+
 
 def tokenizers_package() -> ModuleType:
     try:
@@ -30,15 +32,20 @@ class BpeTokenizer(Tokenizer):
 
     def __init__(self, spec: dict[str, Any], where: str = "tokenizer.json"):
         package = tokenizers_package()
+        _check_merges(spec["model"], where)
         try:
             self.backend = package.Tokenizer.from_str(json.dumps(spec))
-        except Exception as error:  # the package raises nothing narrower
-            raise DataError(f"{where}: the package `tokenizers` cannot load it: {error}") from None
+        except BaseException as error:  # the package raises nothing narrower, and where its Rust panics not even an Exception
+            if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+                raise
+            raise DataError(f"{where}: the package `tokenizers` cannot load it: {str(error)[:200]!r}") from None
         self.backend.no_truncation()  # a limit meant for one prompt would cut the training text off
         self.backend.no_padding()
         vocab = self.backend.get_vocab(with_added_tokens=True)
         if not vocab:
             raise DataError(f"{where}: its vocabulary is empty")
+        if max(vocab.values()) >= MOST_IDS:
+            raise DataError(f"{where}: it has the id {max(vocab.values())}; a model has at most {MOST_IDS} ids")
         added = {token.content for token in self.backend.get_added_tokens_decoder().values()}
         byte_of = {symbol: byte for byte, symbol in enumerate(byte_symbols())}
         table = [b""] * (max(vocab.values()) + 1)
@@ -46,11 +53,16 @@ class BpeTokenizer(Tokenizer):
             plain = token in added or not byte_of.keys() >= set(token)
             table[i] = token.encode() if plain else bytes(byte_of[symbol] for symbol in token)
         super().__init__(table, spec)
-        self.byte_level = (spec.get("decoder") or {}).get("type") == "ByteLevel"
+        decoder = spec.get("decoder")
+        self.byte_level = isinstance(decoder, dict) and decoder.get("type") == "ByteLevel"
 
     def encode(self, text: str) -> np.ndarray:  # (n,) int64
         utf8(text)
         return np.array(self.backend.encode(text, add_special_tokens=False).ids, np.int64)
+
+    def encode_prompt(self, text: str) -> np.ndarray:  # (n,) int64
+        utf8(text)
+        return np.array(self.backend.encode(text).ids, np.int64)
 
     def decode_bytes(self, ids: Iterable[int]) -> bytes:
         if self.byte_level:
@@ -59,6 +71,19 @@ class BpeTokenizer(Tokenizer):
 
     def stream(self) -> StreamDecoder:
         return super().stream() if self.byte_level else BackendStream(self)
+
+
+def _check_merges(model: dict[str, Any], where: str) -> None:
+    """Each merge makes a token of the vocabulary; on some that do not, the package panics instead of raising."""
+    merges, vocab, prefix = model.get("merges"), model.get("vocab"), model.get("continuing_subword_prefix") or ""
+    if not isinstance(merges, list) or not isinstance(vocab, dict) or not isinstance(prefix, str):
+        return  # not BPE, or nothing that the package would take for it
+    for merge in merges:
+        halves = merge.split(" ") if isinstance(merge, str) else merge
+        if not isinstance(halves, list) or len(halves) != 2 or not all(isinstance(half, str) for half in halves):
+            continue  # which the package says itself
+        if not halves[1].startswith(prefix) or halves[0] + halves[1].removeprefix(prefix) not in vocab:
+            raise DataError(f"{where}: the merge {merge!r:.80} makes no token of its vocabulary")
 
 
 class BackendStream(StreamDecoder):

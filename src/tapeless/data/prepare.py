@@ -128,6 +128,27 @@ def open_prepared(folder: Path, found: str | None = None) -> Dataset:
     return dataset
 
 
+def without_text(folder: Path) -> Dataset:
+    """A tokenizer alone, of a model that was not trained here."""
+    tokenizer, nothing = load_tokenizer(folder / "tokenizer.json"), np.empty(0, np.uint16)
+    return Dataset(nothing, nothing, tokenizer, "", None, float("nan"), "no text: imported", 0, None)
+
+
+def with_text(data: Dataset, path: str) -> Dataset:
+    """The same tokenizer, and a text of another origin to be evaluated on, all of it."""
+    documents = read_documents(path)
+    text = join([document.text for document in documents])
+    ids = np.concatenate([data.tokenizer.encode(piece) for piece in pieces(text)])  # (m,)
+    require_window(len(ids), 1, "evaluation")
+    source = f"{path}: {len(text):,} characters"
+    about: dict[str, Any] = {
+        "bytes_per_token": len(text.encode()) / len(ids),
+        "source": source,
+        "num_documents": len(documents),
+    }
+    return data._replace(val=ids, floor=None, true_source=None, **about)
+
+
 def _documents(config: TrainConfig) -> list[Document]:
     if config.dataset_path is not None:
         return read_documents(config.dataset_path)

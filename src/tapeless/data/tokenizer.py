@@ -36,6 +36,10 @@ class Tokenizer:
     def encode(self, text: str) -> np.ndarray:  # (n,) int64
         raise NotImplementedError
 
+    def encode_prompt(self, text: str) -> np.ndarray:  # (n,) int64
+        """As the beginning of a text: with whatever the tokenizer puts there, such as a first token of its own."""
+        return self.encode(text)
+
     def decode_bytes(self, ids: Iterable[int]) -> bytes:
         return b"".join(self.table[i] if 0 <= i < self.vocab_size else REPLACEMENT for i in map(int, ids))
 
@@ -172,8 +176,13 @@ def load_tokenizer(path: Path) -> Tokenizer:
         raise UNREADABLE(path=path, reason=error.strerror) from None
     except (ValueError, RecursionError) as error:
         raise DataError(f"{path}: not a tokenizer.json: {error}") from None
+    return tokenizer_of(spec, str(path))
+
+
+def tokenizer_of(spec: Any, where: str) -> Tokenizer:
+    """What the content of a tokenizer.json describes."""
     if not isinstance(spec, dict) or not isinstance(spec.get("model"), dict):
-        raise DataError(f"{path}: not a tokenizer.json: it has no `model`")
+        raise DataError(f"{where}: not a tokenizer.json: it has no `model`")
     if spec == ByteTokenizer().spec:
         return ByteTokenizer()
     vocab = spec["model"].get("vocab")
@@ -183,4 +192,4 @@ def load_tokenizer(path: Path) -> Tokenizer:
             return by_character
     from tapeless.data.bpe import BpeTokenizer
 
-    return BpeTokenizer(spec, str(path))
+    return BpeTokenizer(spec, where)

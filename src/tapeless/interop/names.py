@@ -1,9 +1,11 @@
-"""One table of names between our parameters and Hugging Face's, read in both directions.
+"""One table of names between our parameters and Hugging Face's, read in both directions; and GGUF's, which are only written.
 
 A row says which of their tensors holds which of ours. GPT-2 keeps q, k and v in one tensor, which ours fill one below the
 other, and stores its matrices (in, out), the transpose of ours. `{i}` is the layer. Rows whose tensors a model goes
-without (biases, a head of its own) are skipped; a tensor that no row knows is an error, never dropped in silence."""
+without (biases, a head of its own) are skipped; a tensor that no row knows is an error, never dropped in silence.
+Judged by: tests/interop/test_names.py."""
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
@@ -56,17 +58,42 @@ def _gpt2() -> list[Row]:
     return [*rows, Row("lm_head.weight", ("head.w",))]
 
 
+def _gguf(*, fused: bool) -> list[Row]:
+    """One column for every architecture: GGUF's names are the same in all of them, but that GPT-2's q, k and v are one."""
+    rows = [Row("token_embd.weight", ("embed.w",)), Row("position_embd.weight", ("pos.w",)), Row("output.weight", ("head.w",))]
+    for theirs, ours in (("weight", "w"), ("bias", "b")):
+        block, layer = "blocks.{i}.", "blk.{i}."
+        rows += [Row(f"{layer}{x}_norm.{theirs}", (f"{block}{x}_norm.{ours}",)) for x in ("attn", "ffn")]
+        if fused:
+            rows.append(Row(f"{layer}attn_qkv.{theirs}", tuple(f"{block}attn.{ours}{x}" for x in "qkv")))
+        else:
+            rows += [Row(f"{layer}attn_{x}.{theirs}", (f"{block}attn.{ours}{x}",)) for x in "qkv"]
+        rows += [
+            Row(f"{layer}attn_output.{theirs}", (f"{block}attn.{ours}o",)),
+            *(Row(f"{layer}ffn_{x}.{theirs}", (f"{block}ffn.{ours}_{x}",)) for x in ("gate", "up", "down")),
+            *(Row(f"{layer}attn_{x}_norm.{theirs}", (f"{block}attn.{x}_norm.{ours}",)) for x in "qk"),
+            Row(f"output_norm.{theirs}", (f"final_norm.{ours}",)),
+        ]
+    return rows
+
+
 FAMILIES = {"LlamaForCausalLM": _llama(), "Qwen3ForCausalLM": _qwen3(), "GPT2LMHeadModel": _gpt2()}
+GGUF = {"LlamaForCausalLM": _gguf(fused=False), "Qwen3ForCausalLM": _gguf(fused=False), "GPT2LMHeadModel": _gguf(fused=True)}
 HEAD = "lm_head.weight"  # in a tied model either absent or the embedding once more
+SHOWN = 5  # tensors that do not fit, in an error
+
+# The trunk's name, which files saved without the head leave out; and constants that older files carry along.
+TRUNKS = {"LlamaForCausalLM": "model.", "Qwen3ForCausalLM": "model.", "GPT2LMHeadModel": "transformer."}
+CONSTANTS = re.compile(r"transformer\.h\.\d+\.attn\.(masked_)?bias|model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq")
 
 
-def _rows(family: str, config: ModelConfig) -> tuple[dict[str, ParamSpec], Iterator[Row]]:
+def _rows(table: dict[str, list[Row]], family: str, config: ModelConfig) -> tuple[dict[str, ParamSpec], Iterator[Row]]:
     """Our parameters, and the rows that hold them, layer by layer. Every parameter must have its row."""
-    if family not in FAMILIES:
-        raise ConfigError(f"unknown family {family!r}; {nearest(family, FAMILIES)}")
+    if family not in table:
+        raise ConfigError(f"unknown family {family!r}; {nearest(family, table)}")
     specs = {spec.name: spec for spec in transformer_specs(config)}
     rows = {}
-    for row in FAMILIES[family]:
+    for row in table[family]:
         for i in range(config.num_layers):
             ours = tuple(name.format(i=i) for name in row.ours)
             if ours[0] in specs:
@@ -79,31 +106,56 @@ def _rows(family: str, config: ModelConfig) -> tuple[dict[str, ParamSpec], Itera
 
 def to_hugging_face(family: str, config: ModelConfig, ours: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Our tensors (parameters or gradients) under their names and in their layout; a tied head is left out."""
+    return renamed(FAMILIES, family, config, ours)
+
+
+def renamed(table: dict[str, list[Row]], family: str, config: ModelConfig, ours: Mapping[str, Tensor]) -> dict[str, Tensor]:
     result = {}
-    for row in _rows(family, config)[1]:
+    for row in _rows(table, family, config)[1]:
         stacked = torch.cat([ours[name] for name in row.ours])
         result[row.theirs] = stacked.t().contiguous() if row.transposed else stacked
     return result
 
 
+def full_names(family: str, names: Mapping[str, object]) -> dict[str, str]:
+    """Their names as the table spells them -> as they stand in the file, which may be of the trunk alone."""
+    trunk = TRUNKS[family]
+    bare = HEAD not in names and not any(name.startswith(trunk) for name in names)
+    return {f"{trunk}{name}" if bare else name: name for name in names}
+
+
+def their_shapes(family: str, config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """What a model of this configuration consists of, under their names and in their layout."""
+    specs, rows = _rows(FAMILIES, family, config)
+    shapes = {}
+    for row in rows:
+        parts = [specs[name].shape for name in row.ours]
+        shape = (sum(part[0] for part in parts), *parts[0][1:])
+        shapes[row.theirs] = shape[::-1] if row.transposed else shape
+    return shapes
+
+
+def check_shapes(family: str, config: ModelConfig, found: Mapping[str, tuple[int, ...]]) -> None:
+    """Every tensor there, of its shape, and no other: said of the shapes alone, before a single value is read."""
+    expected = their_shapes(family, config)
+    wrong = [f"{name} {shape} is missing" for name, shape in expected.items() if name not in found]
+    wrong += [f"{n} is {found[n]}, expected {s}" for n, s in expected.items() if n in found and found[n] != s]
+    spare = {HEAD} if config.tie_embeddings else set()
+    wrong += [
+        f"{name!r:.120} {shape} has no place here" for name, shape in found.items() if name not in expected.keys() | spare
+    ]
+    if wrong:
+        more = f"; and {len(wrong) - SHOWN} more" if len(wrong) > SHOWN else ""
+        raise InputError(f"the tensors do not fit a {family} of this configuration: {'; '.join(wrong[:SHOWN])}{more}")
+
+
 def from_hugging_face(family: str, config: ModelConfig, theirs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Their tensors under our names and in our layout, each checked against the shape the configuration asks for."""
-    specs, rows = _rows(family, config)
-    left = dict(theirs)
-    if config.tie_embeddings:
-        left.pop(HEAD, None)
+    """Their tensors under our names and in our layout; each is asked for once, so that a file can be read as it goes."""
+    specs, rows = _rows(FAMILIES, family, config)
     result = {}
     for row in rows:
-        if row.theirs not in left:
-            raise InputError(f"{row.theirs} is missing; the configuration asks for {', '.join(row.ours)}")
-        stacked = left.pop(row.theirs)
+        stacked = theirs[row.theirs]
         stacked = stacked.t() if row.transposed else stacked
-        shapes = [specs[name].shape for name in row.ours]
-        expected = (sum(shape[0] for shape in shapes), *shapes[0][1:])
-        if tuple(stacked.shape) != expected:
-            raise InputError(f"{row.theirs} has the shape {tuple(stacked.shape)} in our layout, expected {expected}")
-        parts = stacked.split([shape[0] for shape in shapes])
+        parts = stacked.split([specs[name].shape[0] for name in row.ours])
         result.update({name: part.contiguous() for name, part in zip(row.ours, parts, strict=True)})
-    if left:
-        raise InputError(f"{min(left)} has no place in a model of this configuration, nor have {len(left) - 1} other tensors")
     return result

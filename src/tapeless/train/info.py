@@ -18,7 +18,7 @@ from tapeless.train.run_dir import RunDir, holder
 from tapeless.train.summary import Row, count, duration, model_words, next_commands, optimizer_words
 
 RECENT = 20  # steps in the mean of the last losses
-NEVER_BEGUN, RUNNING, CUT_OFF, DIVERGED = "never begun", "running", "cut off", "diverged"
+NEVER_BEGUN, RUNNING, CUT_OFF, DIVERGED, IMPORTED = "never begun", "running", "cut off", "diverged", "imported"
 
 
 def run_facts(path: str | Path) -> dict[str, Any]:
@@ -38,7 +38,7 @@ def run_facts(path: str | Path) -> dict[str, Any]:
         "parameters": begun[-1]["parameters"] if begun else None,
         "baselines": begun[-1]["baselines"] if begun else None,
         "floor": begun[-1]["floor"] if begun else None,
-        "state": RUNNING if held_by else ending(events),
+        "state": RUNNING if held_by else IMPORTED if config.imported else ending(events),
         "held_by": held_by,
         "step": steps[-1]["step"] if steps else 0,
         "total_steps": total,
@@ -98,6 +98,11 @@ def describe(facts: dict[str, Any]) -> str:
     ]
     if facts["state"] == RUNNING:
         commands = [(f"tail -f {Path(facts['path']) / 'metrics.jsonl'}", "watch it")]
+    elif facts["state"] == IMPORTED:
+        commands = [
+            (f'tapeless generate {facts["path"]} --prompt "The "', "let it write"),
+            (f"tapeless train new --init-from {facts['path']} --dataset-path my.txt", "train it further"),
+        ]
     elif facts["state"] == NEVER_BEGUN or not facts["checkpoints"]:
         commands = [(f"tapeless train resume {facts['path']}", "begin at step 0")]
     else:
@@ -110,6 +115,7 @@ def describe(facts: dict[str, Any]) -> str:
 def state_words(facts: dict[str, Any], train: TrainConfig) -> str:
     words = {
         RUNNING: f"running: held by {facts['held_by']}",
+        IMPORTED: "imported: no step was taken here",
         NEVER_BEGUN: "prepared, but no step was taken",
         CUT_OFF: "cut off: the process ended without a word, as a kill would",
         DIVERGED: f"diverged: {facts['problem']}",
@@ -117,7 +123,11 @@ def state_words(facts: dict[str, Any], train: TrainConfig) -> str:
         "early": f"ended early: no new best in {count(train.patience, 'evaluation')}",
         "stopped": "stopped as asked",
     }
-    done = "" if facts["total_steps"] is None else f"; step {facts['step']:,} of {facts['total_steps']:,}"
+    done = (
+        ""
+        if facts["total_steps"] is None or facts["state"] == IMPORTED
+        else f"; step {facts['step']:,} of {facts['total_steps']:,}"
+    )
     return words[facts["state"]] + done
 
 

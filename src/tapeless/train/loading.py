@@ -1,22 +1,30 @@
-"""`tapeless.load`: the model of a run, or of one of its checkpoints.
+"""`tapeless.load`: the model of a run, of one of its checkpoints, or of a Hugging Face directory.
 
     tapeless.load("runs/tiny")                                  its newest weights
     tapeless.load("runs/tiny/checkpoints/step-00001000")        those of one step
     tapeless.load("runs/tiny", weights="ema")                   their moving average, where the run keeps one
+    tapeless.load("Qwen3-0.6B")                                 safetensors and config.json, as transformers saves them
 Judged by: tests/train/test_loading.py."""
 
 import warnings
 from pathlib import Path
 
 from tapeless.errors import CheckpointError
+from tapeless.interop.hf_import import is_hugging_face, read_model
 from tapeless.model.build import AnyModel
+from tapeless.model.transformer import Transformer
 from tapeless.train import runs
-from tapeless.train.checkpoint import MANIFEST, STEP_NAME
+from tapeless.train.checkpoint import MANIFEST, STEP_NAME, restore
 
 
 def load(path: str | Path, *, weights: str = "raw") -> AnyModel:
     """Where the newest checkpoint of a run is damaged, the one before it is taken, with a warning."""
     run, which = Path(path), "latest"
+    if is_hugging_face(run):
+        foreign = read_model(run)
+        model = Transformer(foreign.config, initialized=False)
+        restore(model.params, foreign.params, run)
+        return model
     if (run / MANIFEST).is_file():
         checkpoint = run.resolve()
         step = STEP_NAME.fullmatch(checkpoint.name)

@@ -50,6 +50,11 @@ class RunConfig:
     train: TrainConfig
     data: Mapping[str, str]  # fingerprints by name: tokenizer_hash, dataset_fingerprint
 
+    @property
+    def imported(self) -> bool:
+        """Not trained here: it has a tokenizer, but no text."""
+        return "dataset_fingerprint" not in self.data
+
     def tables(self) -> dict[str, dict[str, Any]]:
         kind = next(kind for kind, cls in KINDS.items() if type(self.model) is cls)
         return {kind: asdict(self.model), "train": asdict(self.train), "data": dict(self.data)}

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from tapeless.config import WEIGHTS, AnyModelConfig, SimpleLMConfig, TrainConfig, checked, nearest
-from tapeless.data.prepare import Dataset, fingerprints, open_prepared, prepare, source_hashes
+from tapeless.data.prepare import Dataset, fingerprints, open_prepared, prepare, source_hashes, without_text
 from tapeless.errors import DISK_FULL, CheckpointError, ConfigError, WriteError
 from tapeless.kernels.repeatable import make_repeatable
 from tapeless.model.build import AnyModel, build_model
@@ -112,6 +112,11 @@ def begin(
 def resumed_configuration(run: RunDir, overrides: Mapping[str, Any]) -> tuple[RunConfig, list[Change]]:
     """The run's configuration with `overrides` in it, and what they change; what may not change is refused."""
     before = read_run_config(run.config)
+    if before.imported:
+        raise ConfigError(
+            f"{run.path} was imported and has no text to go on with; begin a run from it: "
+            f"tapeless train new --init-from {run.path}"
+        )
     architecture = {field.name for field in fields(before.model)}
     of_model = {name: value for name, value in overrides.items() if name in architecture}
     of_train = {name: value for name, value in overrides.items() if name not in of_model}
@@ -198,6 +203,16 @@ class Loaded(NamedTuple):
     checkpoint: Checkpoint
 
 
+def saved_weights(run: RunDir, *, which: str = "latest", fallback: bool = True, on_warning: Warn) -> Checkpoint:
+    """The checkpoint `latest`, `best`, or of the step that `which` names."""
+    if which in ("latest", "best"):
+        return load_checkpoint(run.checkpoints, which=which, fallback=fallback, on_warning=on_warning)
+    steps = checkpoints(run.checkpoints)
+    if not which.isdigit() or int(which) not in steps:
+        raise CheckpointError(f"{run.path} has no checkpoint {which!r}; there are latest, best, {', '.join(map(str, steps))}")
+    return read_checkpoint(steps[int(which)])
+
+
 def chosen_weights(checkpoint: Checkpoint, weights: str) -> Mapping[str, Tensor]:
     """weights: one of WEIGHTS."""
     if weights not in WEIGHTS:
@@ -216,15 +231,8 @@ def load(path: str | Path, *, which: str = "latest", weights: str = "raw", fallb
     or (`ema`) their moving average."""
     run = RunDir.open(path)
     config = read_run_config(run.config)
-    if which in ("latest", "best"):
-        checkpoint = load_checkpoint(run.checkpoints, which=which, fallback=fallback, on_warning=on_warning)
-    else:
-        steps = checkpoints(run.checkpoints)
-        if not which.isdigit() or int(which) not in steps:
-            raise CheckpointError(
-                f"{run.path} has no checkpoint {which!r}; there are latest, best, {', '.join(map(str, steps))}"
-            )
-        checkpoint = read_checkpoint(steps[int(which)])
+    checkpoint = saved_weights(run, which=which, fallback=fallback, on_warning=on_warning)
     model = make_model(config.model, config.train)
     restore(model.params, chosen_weights(checkpoint, weights), checkpoint.path)
-    return Loaded(model, open_prepared(run.path), config, checkpoint)
+    data = without_text(run.path) if config.imported else open_prepared(run.path)
+    return Loaded(model, data, config, checkpoint)

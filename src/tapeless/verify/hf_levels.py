@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from tapeless.config import ModelConfig
+from tapeless.interop.families import their_settings
 from tapeless.interop.names import from_hugging_face, to_hugging_face
 from tapeless.model.transformer import Transformer
 from tapeless.verify.finding import Finding, distance
@@ -96,12 +97,9 @@ def their_model(family: Family, params: Point, dtype: str, *, attention: str = "
     """Their class with our weights. attention: which implementation of theirs; eager is the plain one."""
     import transformers
 
-    settings = gpt2_settings(family.config) if family.name.startswith("GPT2") else llama_settings(family.config)
     cls = getattr(transformers, family.name)
     config = cls.config_class(
-        **settings,
-        vocab_size=family.config.vocab_size,
-        tie_word_embeddings=family.config.tie_embeddings,
+        **their_settings(family.name, family.config),
         attn_implementation=attention,
         use_cache=False,
         bos_token_id=None,
@@ -116,38 +114,6 @@ def their_model(family: Family, params: Point, dtype: str, *, attention: str = "
     model.tie_weights()
     model.loss_type = "ForCausalLM"  # the name of GPT-2's class does not say it, and transformers would warn
     return model
-
-
-def llama_settings(c: ModelConfig) -> dict[str, Any]:
-    """Qwen3's too, which reads what it knows."""
-    return {
-        "hidden_size": c.hidden_dim,
-        "num_hidden_layers": c.num_layers,
-        "num_attention_heads": c.num_heads,
-        "num_key_value_heads": c.num_kv_heads,
-        "head_dim": c.head_dim,
-        "intermediate_size": c.intermediate_dim,
-        "max_position_embeddings": c.max_seq_len,
-        "rms_norm_eps": c.norm_eps,
-        "rope_parameters": {"rope_type": "default", "rope_theta": c.rope_theta},
-        "attention_bias": c.attn_bias,
-        "mlp_bias": c.ffn_bias,
-    }
-
-
-def gpt2_settings(c: ModelConfig) -> dict[str, Any]:
-    return {
-        "n_embd": c.hidden_dim,
-        "n_layer": c.num_layers,
-        "n_head": c.num_heads,
-        "n_inner": c.intermediate_dim,
-        "n_positions": c.max_seq_len,
-        "layer_norm_epsilon": c.norm_eps,
-        "activation_function": "gelu_new",
-        "resid_pdrop": 0.0,
-        "embd_pdrop": 0.0,
-        "attn_pdrop": 0.0,
-    }
 
 
 def run_theirs(model: Any, data: Batch) -> dict[str, Tensor]:

@@ -1,0 +1,76 @@
+"""Write the model of a run for others to load: transformers (hf) or llama.cpp (gguf).
+
+    tapeless export runs/default --to hf --out my-model
+    tapeless export runs/default --to gguf --dtype q8_0
+
+The tokenizer goes along. What the target cannot express is refused, with the nearest family that it can."""
+
+import argparse
+import re
+from pathlib import Path
+
+from tapeless.cli.generate import warn
+from tapeless.cli.options import add_no_fallback, add_weights_argument
+from tapeless.errors import ConfigError, UsageError
+
+HELP = "write a model for transformers or llama.cpp"
+UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run_dir", metavar="RUN", type=Path, help="the run's directory")
+    parser.add_argument("--to", required=True, choices=("hf", "gguf"), help="a Hugging Face directory, or a GGUF file")
+    parser.add_argument("--out", metavar="PATH", type=Path, help="the directory or file; default within the run's directory")
+    parser.add_argument("--checkpoint", default="latest", metavar="WHICH", help="latest, best, or a step (default latest)")
+    add_weights_argument(parser)
+    add_no_fallback(parser)
+    parser.add_argument(
+        "--dtype",
+        default="float32",
+        choices=("float32", "float16", "bfloat16", "q8_0"),
+        help="of the matrices; q8_0 is 8 bits with a scale for every 32, in GGUF alone (default float32)",
+    )
+    parser.add_argument("--shard-size", default="5GB", metavar="SIZE", help="hf: the largest file, such as 500MB (default 5GB)")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    shard_bytes = size_in_bytes(args.shard_size)
+
+    from tapeless.config import ModelConfig
+    from tapeless.data.tokenizer import load_tokenizer
+    from tapeless.interop.families import family_of
+    from tapeless.interop.gguf_export import export_gguf
+    from tapeless.interop.hf_export import export_hugging_face
+    from tapeless.train.imported import generation_of
+    from tapeless.train.run_config import read_run_config
+    from tapeless.train.run_dir import RunDir
+    from tapeless.train.runs import chosen_weights, saved_weights
+
+    run = RunDir.open(args.run_dir)
+    config = read_run_config(run.config).model
+    family = family_of(config)
+    assert isinstance(config, ModelConfig)
+    tokenizer, generation = load_tokenizer(run.tokenizer), generation_of(run)
+    checkpoint = saved_weights(run, which=args.checkpoint, fallback=not args.no_fallback, on_warning=warn)
+    params = chosen_weights(checkpoint, args.weights)
+    if args.to == "hf":
+        if args.dtype == "q8_0":
+            raise ConfigError("q8_0 is a type of GGUF alone; --to gguf, or another --dtype")
+        out = args.out or run.path / "hf"
+        notes = export_hugging_face(out, config, params, tokenizer, generation, dtype=args.dtype, shard_bytes=shard_bytes)
+    else:
+        out = args.out or run.path / f"{run.path.resolve().name}-{args.dtype}.gguf"
+        notes = export_gguf(out, config, params, tokenizer, generation, dtype=args.dtype)
+    for note in notes:
+        warn(note)
+    print(f"{out}: {family}, {args.dtype}, step {checkpoint.state['step']:,}")
+    return 0
+
+
+def size_in_bytes(text: str) -> int:
+    """`500MB` in bytes."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMG]B)", text.strip(), re.I)
+    if not found or not (size := int(float(found[1]) * UNITS[found[2].upper()])):
+        raise UsageError(f"--shard-size {text}: expected a size such as 500MB or 5GB")
+    return size

@@ -1,0 +1,37 @@
+"""Take a model from a Hugging Face directory: it becomes a run that generate, eval, export and train new --init-from take.
+
+    tapeless import Qwen3-0.6B --out runs/qwen3
+    tapeless generate runs/qwen3 --prompt "The "
+
+LlamaForCausalLM, Qwen3ForCausalLM and GPT2LMHeadModel, from safetensors. Nothing in the directory is run."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from tapeless.cli.generate import warn
+
+HELP = "take a model from a Hugging Face directory"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("source", metavar="DIR", type=Path, help="the directory: config.json, safetensors, tokenizer.json")
+    parser.add_argument("--out", metavar="RUN", type=Path, help="the run's directory; default runs/ and a fresh name")
+    parser.add_argument("--tokenizer", metavar="TEXT", help="bytes, or a tokenizer.json, where the directory has none")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    from tapeless.train.imported import import_model
+    from tapeless.train.runs import fresh_name
+
+    out = args.out or fresh_name(args.source.resolve().name.replace(".", "-"))
+    found = import_model(args.source, out, sys.argv, tokenizer=args.tokenizer)
+    for note in found.model.notes:
+        warn(note)
+    config, count = found.model.config, sum(w.numel() for w in found.model.params.values())
+    print(
+        f"{out}: {found.model.family}, {count:,} parameters, {config.num_layers} layers of width {config.hidden_dim}, "
+        f"vocabulary {config.vocab_size:,}, {config.max_seq_len:,} positions, tokenizer {found.tokenizer.kind}"
+    )
+    return 0

@@ -1,0 +1,135 @@
+"""A model as a Hugging Face directory that transformers loads: weights, configuration, tokenizer, generation.
+
+    config.json  model.safetensors (or shards and model.safetensors.index.json)  generation_config.json
+    tokenizer.json  tokenizer_config.json
+config.json says the dtype and the rotary base in the words of transformers 5 and of 4. The directory comes into being under
+another name and is renamed when it is whole.
+Judged by: tests/interop/test_hf_export.py."""
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tapeless.config import ModelConfig, nearest
+from tapeless.data.files import write_json
+from tapeless.data.tokenizer import Tokenizer
+from tapeless.errors import ConfigError, InputError
+from tapeless.interop.families import FAMILIES, completed, family_of, their_settings, training_notes
+from tapeless.interop.generation import FILE as GENERATION
+from tapeless.interop.generation import Generation
+from tapeless.interop.hf_import import CONFIG, INDEX, TOKENIZER, WEIGHTS
+from tapeless.interop.names import to_hugging_face
+from tapeless.model.params import transformer_specs
+
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+
+
+def export_hugging_face(
+    folder: Path,
+    config: ModelConfig,
+    params: Mapping[str, Tensor],
+    tokenizer: Tokenizer,
+    generation: Generation,
+    *,
+    dtype: str = "float32",
+    shard_bytes: int = 5 * 10**9,
+) -> list[str]:
+    """Write the directory, which must not be there yet; returns what a person should know of it."""
+    if dtype not in DTYPES:
+        raise ConfigError(f"a Hugging Face export has no dtype {dtype!r}; {nearest(dtype, DTYPES)}")
+    family = family_of(config)
+    full, notes = completed(family, config), training_notes(family, config)
+    if full != config:
+        notes.append(f"{family} is never without biases: those that the model does not have are written as zeros")
+    unused = list(range(tokenizer.vocab_size, config.vocab_size))
+    if unused:
+        notes.append(f"the vocabulary has {len(unused)} ids without a token; {GENERATION} keeps them from being drawn")
+    tensors = to_hugging_face(family, full, filled(full, params))
+    notes += written(folder, tensors, dtype, shard_bytes, _descriptions(family, full, tokenizer, generation, dtype, unused))
+    return notes
+
+
+def filled(config: ModelConfig, params: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The parameters of a model on the CPU, zeros where it has none of that name."""
+    specs = {spec.name: spec.shape for spec in transformer_specs(config)}
+    return {name: params[name].float().cpu() if name in params else torch.zeros(shape) for name, shape in specs.items()}
+
+
+def narrowed(tensors: Mapping[str, Tensor], dtype: str) -> dict[str, Tensor]:
+    """In the dtype of the files; a value that has no place in it is an error, not an infinity."""
+    result = {name: x.to(DTYPES[dtype]) for name, x in tensors.items()}
+    for name, x in result.items():
+        if not torch.isfinite(x).all():
+            raise InputError(f"{name} has values that are not finite in {dtype}; bfloat16 and float32 reach further")
+    return result
+
+
+def written(
+    folder: Path, tensors: Mapping[str, Tensor], dtype: str, shard_bytes: int, descriptions: Mapping[str, Any]
+) -> list[str]:
+    if folder.exists():
+        raise ConfigError(f"{folder} is there already; choose another --out")
+    growing = folder.with_name(f".tmp-{folder.name}")
+    shutil.rmtree(growing, ignore_errors=True)
+    try:
+        growing.mkdir(parents=True)
+        files = _write_shards(growing, narrowed(tensors, dtype), shard_bytes)
+        for name, content in descriptions.items():
+            write_json(growing / name, content)
+        growing.rename(folder)
+    except OSError as error:
+        raise ConfigError(f"{folder} cannot be written: {error.strerror or error}") from None
+    finally:
+        shutil.rmtree(growing, ignore_errors=True)
+    return [f"the weights are in {files} files"] if files > 1 else []
+
+
+def _write_shards(folder: Path, tensors: Mapping[str, Tensor], shard_bytes: int) -> int:
+    from safetensors.torch import save_file
+
+    shards: list[dict[str, Tensor]] = [{}]
+    for name, x in tensors.items():
+        if shards[-1] and sum(y.nbytes for y in shards[-1].values()) + x.nbytes > shard_bytes:
+            shards.append({})
+        shards[-1][name] = x
+    count = len(shards)
+    names = [WEIGHTS] if count == 1 else [f"model-{i + 1:05d}-of-{count:05d}.safetensors" for i in range(count)]
+    for name, shard in zip(names, shards, strict=True):
+        save_file(shard, folder / name, {"format": "pt"})
+        (folder / name).chmod(folder.stat().st_mode & 0o666)  # safetensors writes for the owner's eyes alone
+    if count > 1:
+        weight_map = {tensor: name for name, shard in zip(names, shards, strict=True) for tensor in shard}
+        size = sum(x.nbytes for x in tensors.values())
+        write_json(folder / INDEX, {"metadata": {"total_size": size}, "weight_map": weight_map})
+    return count
+
+
+def _descriptions(
+    family: str, config: ModelConfig, tokenizer: Tokenizer, generation: Generation, dtype: str, unused: list[int]
+) -> dict[str, Any]:
+    ids = {"bos_token_id": generation.begin, "pad_token_id": generation.pad, "eos_token_id": list(generation.stop) or None}
+    if len(generation.stop) == 1:
+        ids["eos_token_id"] = generation.stop[0]
+    settings = {"architectures": [family], "model_type": FAMILIES[family].model_type, **their_settings(family, config), **ids}
+    settings |= {"dtype": dtype, "torch_dtype": dtype}
+    if config.position == "rope":
+        settings["rope_theta"] = config.rope_theta
+    special = {"bos_token": generation.begin, "pad_token": generation.pad, "eos_token": next(iter(generation.stop), None)}
+    # By text only where the tokenizer has it as a token of its own: transformers would give any other text a new id.
+    added = {token["id"]: token["content"] for token in tokenizer.spec.get("added_tokens") or []}
+    texts = {name: added[i] for name, i in special.items() if i in added}
+    return {
+        CONFIG: settings,
+        GENERATION: generation.settings() | ({"suppress_tokens": unused} if unused else {}),
+        TOKENIZER: tokenizer.spec,
+        "tokenizer_config.json": {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "model_max_length": config.max_seq_len,
+            "clean_up_tokenization_spaces": False,
+            **texts,
+        },
+    }

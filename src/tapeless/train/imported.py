@@ -1,0 +1,79 @@
+"""A model from elsewhere as a run of ours: its weights are the checkpoint of step 0, and it has a tokenizer, but no text.
+
+    config.toml  env.json  tokenizer.json  generation_config.json  checkpoints/step-00000000/
+`tapeless generate`, `eval --dataset-path`, `export` and `train new --init-from` take it like any other run.
+Judged by: tests/train/test_imported.py."""
+
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tapeless.config import TrainConfig
+from tapeless.data.files import write_json
+from tapeless.data.tokenizer import Tokenizer, make_tokenizer
+from tapeless.errors import ConfigError, InputError
+from tapeless.interop.generation import FILE, Generation, read_generation
+from tapeless.interop.hf_import import ForeignModel, read_model
+from tapeless.train.checkpoint import STATE_FIELDS, save_checkpoint
+from tapeless.train.run_config import RunConfig, read_run_config, write_run_config
+from tapeless.train.run_dir import RunDir, write_environment
+
+LONGEST_WINDOW = 1024  # tokens that an evaluation sees at once, unless told otherwise: some models are made for a million
+
+
+class Imported(NamedTuple):
+    run: RunDir
+    model: ForeignModel
+    tokenizer: Tokenizer
+
+
+def import_model(source: Path, out_dir: Path, argv: Sequence[str], *, tokenizer: str | None = None) -> Imported:
+    """tokenizer: `bytes` or the path of a tokenizer.json, for a directory that has none."""
+    model = read_model(source)
+    chosen = _tokenizer(model, source, tokenizer)
+    run = RunDir.create(out_dir)
+    try:
+        chosen.save(run.tokenizer)
+        write_json(run.path / FILE, model.generation.settings())
+        train = TrainConfig(tokenizer=str(run.tokenizer), seq_len=min(model.config.max_seq_len, LONGEST_WINDOW))
+        write_run_config(run.config, RunConfig(model.config, train, {"tokenizer_hash": chosen.fingerprint}))
+        write_environment(run.env, argv)
+        save_checkpoint(run.checkpoints, model.params, {}, _beginning(train))
+    except BaseException:  # also an impatient Ctrl-C: half a directory would only be in the way of the next attempt
+        shutil.rmtree(run.path)
+        raise
+    return Imported(run, model, chosen)
+
+
+def generation_of(run: RunDir) -> Generation:
+    """How the model of a run wants to be sampled; a run that was trained here leaves it open."""
+    try:
+        settings = json.loads((run.path / FILE).read_bytes())
+    except FileNotFoundError:
+        return Generation()
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{run.path / FILE}: cannot be read: {error}") from None
+    return read_generation(settings, read_run_config(run.config).model.vocab_size)[0]
+
+
+def _tokenizer(model: ForeignModel, source: Path, asked: str | None) -> Tokenizer:
+    if model.tokenizer is not None and asked is not None:
+        raise InputError(f"{source} has a tokenizer of its own; --tokenizer is for a directory without one")
+    if model.tokenizer is not None:
+        return model.tokenizer
+    if asked is None:
+        raise InputError(f"{source} has no tokenizer.json; name one: --tokenizer bytes, or the path of a tokenizer.json")
+    if asked in ("char", "bpe"):
+        raise InputError(f"--tokenizer {asked} is made from a text, and there is none here; expected bytes or a path")
+    found = make_tokenizer(asked, "", model.config.vocab_size)
+    if found.vocab_size > model.config.vocab_size:
+        raise InputError(f"{asked} has {found.vocab_size} ids, but the vocabulary of the model is {model.config.vocab_size}")
+    return found
+
+
+def _beginning(train: TrainConfig) -> dict[str, Any]:
+    """The state of a run that has not taken a step."""
+    zeros = dict.fromkeys(("step", "tokens", "epoch", "sample_index"), 0)
+    return dict.fromkeys(STATE_FIELDS) | zeros | {"seed": train.seed, "guard": {}, "world_size": 1}

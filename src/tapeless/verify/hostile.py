@@ -1,0 +1,218 @@
+"""Hugging Face directories made wrong on purpose: whatever is in them, the reader answers with a model or an error of ours.
+
+A mutation changes a file as damage would (bits, lengths), as a careless writer would (values, keys) or as an attacker would
+(offsets, sizes, paths, links, pipes). The same seed makes the same directory.
+Judged by: tests/interop/test_hostile.py; at length by acceptance/hostile_files.py."""
+
+import copy
+import json
+import os
+import random
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tapeless.config import ModelConfig
+from tapeless.data.tokenizer import CharTokenizer, Tokenizer
+from tapeless.errors import TapelessError
+from tapeless.interop.generation import Generation
+from tapeless.interop.hf_export import export_hugging_face
+from tapeless.interop.hf_import import read_model
+from tapeless.model.transformer import Transformer
+
+SIZES: dict[str, Any] = {"vocab_size": 300, "hidden_dim": 8, "num_layers": 2, "num_heads": 2, "intermediate_dim": 6}
+GPT2: dict[str, Any] = {"norm": "layer", "norm_bias": True, "position": "learned", "ffn": "gelu", "max_seq_len": 16}
+MODELS = [
+    ModelConfig(**SIZES, num_kv_heads=1),
+    ModelConfig(**SIZES, qk_norm=True, head_dim=6, tie_embeddings=True),
+    ModelConfig(**SIZES, **GPT2, attn_bias=True, ffn_bias=True, tie_embeddings=True),
+]
+VALUES: list[Any] = [
+    *(None, True, False, 0, -1, 1, 2, 7, 255, 2**31, 2**32 - 1, 2**40, 2**62, 2**63, 2**64, 10**40, 0.5, -0.0, 1e308, 1e-320),
+    *(float("nan"), float("inf"), "", "x", "F32", "BF16", "I64", "silu", "../../etc/passwd", "/etc/passwd", "a\0b", "\ud800"),
+    *("C:\\x", "config.json", "model.safetensors", [], {}, [0], [-1, 3], [2**62] * 4, [[[]]], {"a": {"b": []}}, [0, 2**63 - 1]),
+    *(["LlamaForCausalLM"], ["GPT2LMHeadModel"], ["Qwen3ForCausalLM"], {"rope_type": "yarn"}, "\x1b[2J\n", "a" * 5000),
+]
+
+
+def base_directories(folder: Path, tokenizer: Tokenizer | None = None) -> list[Path]:
+    """One healthy directory per family, the first also in shards."""
+    found = []
+    for i, (config, shard_bytes) in enumerate([(MODELS[0], 4000), *((config, 10**9) for config in MODELS)]):
+        model = Transformer(config, seed=i, ops="reference")
+        chars = tokenizer or CharTokenizer(map(chr, range(ord("a"), ord("z"))))
+        export_hugging_face(folder / f"base-{i}", config, model.params, chars, Generation(stop=(1,)), shard_bytes=shard_bytes)
+        found.append(folder / f"base-{i}")
+    return found
+
+
+def judged(folder: Path) -> str:
+    """`read`, or the code of the error; anything else that is raised is a defect of the reader."""
+    try:
+        model = read_model(folder)
+    except TapelessError as error:
+        text = f"{error}"
+        assert "\n" not in text, f"an error of more than one line: {text!r}"
+        return error.code
+    assert all(torch.isfinite(w).all() for w in model.params.values())
+    return "read"
+
+
+def mutants(bases: list[Path], scratch: Path, seeds: range) -> Iterator[tuple[int, str, Path]]:
+    """Seed, what was done, and the directory, which lives until the next is asked for."""
+    for seed in seeds:
+        draw = random.Random(seed)
+        folder = scratch / "mutant"
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(draw.choice(bases), folder)
+        done = [mutate(folder, draw) for _ in range(draw.choice((1, 1, 1, 2, 3)))]
+        yield seed, "; ".join(done), folder
+
+
+def mutate(folder: Path, draw: random.Random) -> str:
+    files = sorted(path for path in folder.iterdir() if path.is_file() and not path.is_symlink())
+    path = draw.choice([*files, *(file for file in files if file.suffix == ".safetensors")])  # weights twice as often
+    change = draw.choice(STRUCTURED if draw.random() < 0.7 else RAW)
+    change(path, draw)
+    return f"{change.__name__} {path.name}"
+
+
+def flip_bits(path: Path, draw: random.Random) -> None:
+    content = bytearray(path.read_bytes())
+    for _ in range(draw.choice((1, 1, 2, 8, 64))):
+        if content:
+            content[draw.randrange(min(len(content), draw.choice((8, 200, 2000, len(content)))))] ^= 1 << draw.randrange(8)
+    path.write_bytes(content)
+
+
+def cut_off(path: Path, draw: random.Random) -> None:
+    content = path.read_bytes()
+    path.write_bytes(content[: draw.randrange(len(content) + 1)])
+
+
+def put_in(path: Path, draw: random.Random) -> None:
+    content = path.read_bytes()
+    at = draw.randrange(len(content) + 1)
+    path.write_bytes(content[:at] + draw.randbytes(draw.choice((1, 8, 100))) + content[at:])
+
+
+def set_length(path: Path, draw: random.Random) -> None:
+    """The first eight bytes, which a tensor file has for the length of its header."""
+    length = draw.choice((0, 1, 7, 8, 10**6, 2**31, 2**63 - 1, 2**64 - 1))
+    path.write_bytes(length.to_bytes(8, "little") + path.read_bytes()[8:])
+
+
+def exchange(path: Path, draw: random.Random) -> None:
+    other = draw.choice(sorted(file for file in path.parent.iterdir() if file.is_file()))
+    path.write_bytes(other.read_bytes())
+
+
+def link(path: Path, draw: random.Random) -> None:
+    path.unlink()
+    path.symlink_to(draw.choice(("/etc/passwd", "/dev/zero", "nowhere", path.name, "config.json")))
+
+
+def pipe(path: Path, draw: random.Random) -> None:
+    path.unlink()
+    if hasattr(os, "mkfifo") and draw.random() < 0.5:
+        os.mkfifo(path)
+    else:
+        path.mkdir()
+
+
+def rename(path: Path, draw: random.Random) -> None:
+    target = path.with_name(draw.choice(("pytorch_model.bin", "model.safetensors", "weights.pkl", "x.json")))
+    if not target.is_dir():  # an earlier mutation may have put one there
+        path.rename(target)
+
+
+def set_value(path: Path, draw: random.Random) -> None:
+    """One value somewhere in the JSON, or in the header of a tensor file, is replaced."""
+
+    def change(parent: Any, key: Any) -> None:
+        parent[key] = draw.choice(VALUES)
+
+    _edit(path, draw, change)
+
+
+def remove_key(path: Path, draw: random.Random) -> None:
+    def change(parent: Any, key: Any) -> None:
+        del parent[key]
+
+    _edit(path, draw, change)
+
+
+def copy_value(path: Path, draw: random.Random) -> None:
+    """A value is put where another was: overlapping offsets, two names of one tensor."""
+    places: list[Any] = []
+
+    def change(parent: Any, key: Any) -> None:
+        places.append(copy.deepcopy(parent[key]))
+        if len(places) > 1:
+            parent[key] = places[0]
+
+    _edit(path, draw, change, times=2)
+
+
+def add_key(path: Path, draw: random.Random) -> None:
+    def change(parent: Any, key: Any) -> None:
+        if isinstance(parent, dict):
+            parent[draw.choice(("auto_map", "model.x", "vocab", "rope_scaling", "\n", "dtype"))] = draw.choice(VALUES)
+        else:
+            parent.insert(key, draw.choice(VALUES))
+
+    _edit(path, draw, change)
+
+
+def nest(path: Path, draw: random.Random) -> None:
+    depth = draw.choice((100, 5000, 200_000))
+    path.write_text(draw.choice(("[" * depth, '{"a":' * depth, "[" * depth + "]" * depth)))
+
+
+def twice(path: Path, draw: random.Random) -> None:
+    """Every name stands there twice."""
+    content, header = _parts(path)
+    inner = json.dumps(header)[1:-1]
+    _put_back(path, content, f"{{{inner},{inner}}}".encode())
+
+
+RAW: list[Callable[[Path, random.Random], None]] = [flip_bits, cut_off, put_in, set_length, exchange, link, pipe, rename, nest]
+STRUCTURED: list[Callable[[Path, random.Random], None]] = [
+    *(set_value, set_value, set_value, set_value, remove_key, copy_value, add_key, flip_bits, twice)
+]
+
+
+def _edit(path: Path, draw: random.Random, change: Callable[[Any, Any], None], times: int = 1) -> None:
+    content, header = _parts(path)
+    for _ in range(times):
+        places = list(_places(header))
+        if places:
+            change(*draw.choice(places))
+    _put_back(path, content, json.dumps(header).encode())
+
+
+def _places(value: Any) -> Iterator[tuple[Any, Any]]:
+    """Every parent and key below a value, but no more than the first few of a long list or table."""
+    keys = list(value) if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else []
+    for key in list(keys)[:40]:
+        yield value, key
+        yield from _places(value[key])
+
+
+def _parts(path: Path) -> tuple[bytes | None, Any]:
+    """The tensors behind a header, and the header; or None, and the JSON of the file. What is neither is an empty table."""
+    content = path.read_bytes()
+    length = int.from_bytes(content[:8], "little")
+    try:
+        if path.suffix == ".safetensors":
+            return content[8 + length :], json.loads(content[8 : 8 + length])
+        return None, json.loads(content)
+    except (ValueError, RecursionError):
+        return None, {}
+
+
+def _put_back(path: Path, tensors: bytes | None, header: bytes) -> None:
+    path.write_bytes(header if tensors is None else len(header).to_bytes(8, "little") + header + tensors)

@@ -1,0 +1,199 @@
+"""What transformers saves is what is read: logits and every gradient; what config.json asks beyond our models is refused."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from interop_fixtures import CASES, change_json, config_of, exported, model_of, tokens
+from safetensors.torch import load_file, save_file
+
+import tapeless
+from tapeless.errors import ConfigError, InputError
+from tapeless.interop.families import their_settings
+from tapeless.interop.hf_import import read_model
+from tapeless.interop.names import from_hugging_face
+from tapeless.verify.finding import distance
+from tapeless.verify.hf_levels import run_theirs, shifted_batch
+from tapeless.verify.tolerances import HUGGING_FACE_FLOAT32
+
+
+def saved_by_transformers(folder: Path, case: str, **options: Any) -> Any:
+    """A model of theirs with weights of their own, written by themselves."""
+    transformers = pytest.importorskip("transformers")
+    cls = getattr(transformers, CASES[case][0])
+    torch.manual_seed(3)
+    ids = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
+    model = cls(cls.config_class(**their_settings(CASES[case][0], config_of(case)), **ids, attn_implementation="eager")).eval()
+    with torch.no_grad():
+        for w in model.parameters():
+            w.add_(torch.randn_like(w) * 0.2)
+    model.loss_type = "ForCausalLM"
+    model.save_pretrained(folder, **options)
+    return model
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case != "gpt2-relu2"])  # which drops out
+def test_logits_and_every_gradient_of_what_transformers_saved(case: str, tmp_path: Path):
+    theirs = saved_by_transformers(tmp_path / "saved", case)
+    ours, data = tapeless.load(tmp_path / "saved"), shifted_batch()
+    assert ours.config == config_of(case)
+    truth = run_theirs(theirs, data)
+    assert (ours.logits(data.tokens) - truth.pop("logits")).abs().max() < 1e-4
+    loss = ours.forward(data.tokens, data.targets)
+    ours.backward()
+    assert abs(loss - truth.pop("loss")) < 1e-5
+    grads = from_hugging_face(CASES[case][0], ours.config, truth)
+    assert grads.keys() == ours.grads.keys()
+    largest = max(float(dw.norm()) for dw in grads.values())
+    for name, dw in grads.items():
+        if dw.norm() > 1e-6 * largest:  # the key biases of a GPT-2 have no gradient but rounding
+            assert distance(ours.grads[name], dw)[1] < HUGGING_FACE_FLOAT32, name
+
+
+def test_shards_of_theirs(tmp_path: Path):
+    theirs = saved_by_transformers(tmp_path / "saved", "llama", max_shard_size="6KB")
+    assert len(list((tmp_path / "saved").glob("*.safetensors"))) > 2
+    with torch.no_grad():
+        assert (tapeless.load(tmp_path / "saved").logits(tokens()) - theirs(tokens()).logits).abs().max() < 1e-4
+
+
+def rewritten(folder: Path, change) -> None:
+    path = folder / "model.safetensors"
+    save_file(change(load_file(path)), path)
+
+
+def test_a_trunk_without_its_name_and_with_old_constants(tmp_path: Path):
+    """The first GPT-2 files: no `transformer.` before the names, and the causal mask among the weights."""
+    folder, model = exported(tmp_path, "gpt2")
+    mask = {f"h.{i}.attn.bias": torch.ones(1, 1, 9, 9, dtype=torch.bool) for i in range(2)}
+    rewritten(folder, lambda old: {name.removeprefix("transformer."): w for name, w in old.items()} | mask)
+    found = read_model(folder)
+    assert all(found.params[name].equal(w) for name, w in model.params.items())
+    assert any("2 tensors are constants of the code, such as transformer.h.0.attn.bias" in note for note in found.notes)
+
+
+def test_a_tied_head_may_come_along_if_it_is_the_embedding(tmp_path: Path):
+    folder, model = exported(tmp_path, "llama-tied-biases")
+    rewritten(folder, lambda old: {**old, "lm_head.weight": old["model.embed_tokens.weight"].clone()})
+    assert read_model(folder).params.keys() == model.params.keys()
+    rewritten(folder, lambda old: {**old, "lm_head.weight": old["lm_head.weight"] + 1})
+    with pytest.raises(InputError, match=r"lm_head\.weight is not the embedding, although tie_word_embeddings is true"):
+        read_model(folder)
+
+
+def test_a_head_that_is_missing(tmp_path: Path):
+    folder, _ = exported(tmp_path)
+    rewritten(folder, lambda old: {name: w for name, w in old.items() if name != "lm_head.weight"})
+    with pytest.raises(InputError, match=r"lm_head\.weight \(23, 24\) is missing, and tie_word_embeddings is not true"):
+        read_model(folder)
+
+
+def test_ids_outside_of_the_vocabulary_are_told_and_left_out(tmp_path: Path):
+    folder, _ = exported(tmp_path)
+    change_json(folder / "generation_config.json", eos_token_id=[3, 50256], bos_token_id="x", temperature=-1)
+    found = read_model(folder)
+    assert found.generation.stop == (3,)
+    assert found.generation.begin is None
+    assert [note.split(" ")[0] for note in found.notes] == ["eos_token_id", "bos_token_id", "the"]
+
+
+def test_old_files_keep_the_ids_in_config_json(tmp_path: Path):
+    folder, _ = exported(tmp_path)
+    (folder / "generation_config.json").unlink()
+    change_json(folder / "config.json", eos_token_id=5)
+    assert read_model(folder).generation.stop == (5,)
+
+
+def test_the_words_of_transformers_4(tmp_path: Path):
+    folder, model = exported(tmp_path, "llama-odd")
+    settings = json.loads((folder / "config.json").read_text())
+    del settings["rope_parameters"], settings["dtype"]
+    (folder / "config.json").write_text(json.dumps({**settings, "rope_scaling": None}))
+    assert read_model(folder).config == model.config
+
+
+LLAMA_REFUSED: list[tuple[dict[str, Any], str]] = [
+    (
+        {"architectures": ["MistralForCausalLM"]},
+        r"unknown architecture 'MistralForCausalLM'; known are LlamaForCausalLM, Qwen3",
+    ),
+    ({"architectures": []}, "architectures must name one class"),
+    ({"architectures": None}, "architectures must name one class"),
+    ({"auto_map": {"AutoModel": "evil.py"}}, "auto_map asks to run code"),
+    ({"quantization_config": {"bits": 4}}, "quantization_config says that the weights are quantized"),
+    ({"rope_parameters": {"rope_type": "llama3", "rope_theta": 1e4}}, "only rope_type 'default' is known here"),
+    ({"rope_scaling": {"type": "linear", "factor": 2}}, "only rope_type 'default' is known here"),
+    ({"rope_theta": 5.0}, "rope_theta stands there twice, and differs"),
+    ({"hidden_act": "gelu"}, "hidden_act is 'gelu'; expected one of silu, gelu_pytorch_tanh"),
+    ({"hidden_act": ["silu"]}, "hidden_act is"),
+    ({"hidden_size": "24"}, "hidden_dim must be int, got '24'"),
+    ({"hidden_size": 0}, "hidden_dim must be at least 1, got 0"),
+    ({"hidden_size": 10**30}, "below 2"),
+    ({"num_hidden_layers": 2**62}, "tells of 4611686018427387904 layers, but there are 21 tensors in all"),
+    ({"rms_norm_eps": -1}, "norm_eps must be above 0"),
+    ({"layer_types": ["sliding_attention"]}, "only full_attention is known here"),
+]
+
+
+@pytest.mark.parametrize(("changes", "says"), LLAMA_REFUSED, ids=lambda value: str(value)[:40])
+def test_what_our_models_are_not_is_refused(changes: dict[str, Any], says: str, tmp_path: Path):
+    folder, _ = exported(tmp_path)
+    change_json(folder / "config.json", **changes)
+    with pytest.raises((InputError, ConfigError), match=says):
+        read_model(folder)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx is True; only False"),
+        ({"activation_function": "gelu"}, "activation_function is 'gelu'; expected one of gelu_new"),
+        ({"n_head": 5}, "not divisible by num_heads 5"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_what_a_gpt2_of_ours_is_not(changes: dict[str, Any], says: str, tmp_path: Path):
+    folder, _ = exported(tmp_path, "gpt2")
+    change_json(folder / "config.json", **changes)
+    with pytest.raises((InputError, ConfigError), match=says):
+        read_model(folder)
+
+
+def test_defaults_of_their_classes(tmp_path: Path):
+    """A key that is absent has the value that their class gives it."""
+    folder, _ = exported(tmp_path)
+    settings = json.loads((folder / "config.json").read_text())
+    for key in ("rms_norm_eps", "attention_bias", "mlp_bias", "hidden_act", "tie_word_embeddings", "head_dim"):
+        del settings[key]
+    (folder / "config.json").write_text(json.dumps(settings))
+    found = read_model(folder).config
+    assert (found.norm_eps, found.ffn, found.head_dim, found.tie_embeddings) == (1e-6, "swiglu", 6, False)
+    del settings["hidden_size"]
+    (folder / "config.json").write_text(json.dumps(settings))
+    with pytest.raises(InputError, match="hidden_size is missing"):
+        read_model(folder)
+
+
+def test_dropout_is_told(tmp_path: Path):
+    folder, _ = exported(tmp_path, "gpt2-relu2")
+    assert read_model(folder).config.dropout == 0.1
+    change_json(folder / "config.json", embd_pdrop=0.2, attn_pdrop=0.3)
+    found = read_model(folder)
+    assert found.config.dropout == 0
+    assert any("[0.1, 0.2, 0.3]: none is taken over" in note for note in found.notes)
+
+
+def test_a_directory_without_a_tokenizer(tmp_path: Path):
+    folder, _ = exported(tmp_path)
+    (folder / "tokenizer.json").unlink()
+    assert read_model(folder).tokenizer is None
+
+
+def test_load_takes_it_too(tmp_path: Path):
+    folder, model = exported(tmp_path, "qwen3")
+    assert tapeless.load(folder).store.flat.equal(model.store.flat)
+    shutil.rmtree(folder)
+    assert model_of(config_of("qwen3")).store.flat.equal(model.store.flat)

@@ -1,0 +1,96 @@
+"""Training that begins with another run's weights: they are there at step 0, and a resume does not begin with them again."""
+
+from pathlib import Path
+
+import pytest
+
+import tapeless
+from tapeless.cli.main import main
+from tapeless.config import ModelConfig, TrainConfig
+from tapeless.data.tokenizer import ByteTokenizer
+from tapeless.errors import ConfigError
+from tapeless.interop.generation import Generation
+from tapeless.interop.hf_export import export_hugging_face
+from tapeless.model.transformer import Transformer
+from tapeless.train.checkpoint import read_checkpoint
+from tapeless.train.imported import import_model
+from tapeless.train.init_from import begin_with, inherited
+from tapeless.train.metrics_log import read_metrics
+from tapeless.train.run_config import read_run_config
+from tapeless.train.run_dir import RunDir
+
+SHAPE = ModelConfig(vocab_size=256, hidden_dim=16, num_layers=1, num_heads=2, intermediate_dim=8, max_seq_len=16)
+TEXT = "every forward has its backward, and every backward has its judges\n" * 30
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """An imported run whose model is sure of itself, so that its first loss is not that of a new one."""
+    model = Transformer(SHAPE, seed=3)
+    model.params["head.w"].mul_(30)
+    export_hugging_face(tmp_path / "theirs", SHAPE, model.params, ByteTokenizer(), Generation())
+    (tmp_path / "text.txt").write_text(TEXT)
+    return import_model(tmp_path / "theirs", tmp_path / "source", []).run.path
+
+
+def train(*words: object) -> int:
+    usual = ["--batch-size", "2", "--lr", "0.01", "--no-verify", "--sample-tokens", "2", "--eval-windows", "2", "--json"]
+    return main(["train", "new", *map(str, words), *usual])
+
+
+def test_the_first_loss_is_that_of_the_model(source: Path, tmp_path: Path):
+    out = RunDir(tmp_path / "run")
+    assert train("--init-from", source, "--dataset-path", tmp_path / "text.txt", "--out-dir", out.path, "--max-steps", "3") == 0
+    first = next(event for event in read_metrics(out.metrics) if event["event"] == "step")
+    data = tapeless.data.prepare.open_prepared(out.path)
+    config = read_run_config(out.config)
+    assert config.model == SHAPE
+    begun = tapeless.Trainer(tapeless.load(source), config.train, data)
+    fresh = tapeless.Trainer(Transformer(SHAPE, seed=0), config.train, data)
+    batch = begun.next_batch()
+    assert first["loss"] == pytest.approx(begun.model.loss(*batch).item(), rel=1e-6)
+    assert abs(first["loss"] - fresh.model.loss(*batch).item()) > 0.1
+    assert data.tokenizer.kind == "bytes"
+
+
+def test_a_resume_without_a_checkpoint_begins_with_them_again(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    whole, cut = RunDir(tmp_path / "whole"), RunDir(tmp_path / "cut")
+    for run in (whole, cut):
+        words = ["--init-from", source, "--dataset-path", tmp_path / "text.txt", "--out-dir", run.path, "--max-steps", "4"]
+        assert train(*words) == 0
+    for path in cut.checkpoints.iterdir():  # what a kill before the first checkpoint leaves
+        path.unlink() if path.is_file() else [*(file.unlink() for file in path.iterdir()), path.rmdir()]
+    assert main(["train", "resume", str(cut.path), "--json"]) == 0
+    ends = [read_checkpoint(run.checkpoints / "step-00000004").params for run in (whole, cut)]
+    assert all(ends[0][name].equal(w) for name, w in ends[1].items())
+
+
+def test_a_run_that_was_trained_here_will_do(source: Path, tmp_path: Path):
+    words = ["--dataset-path", tmp_path / "text.txt", "--max-steps", "2"]
+    assert train("--init-from", source, "--out-dir", tmp_path / "one", *words) == 0
+    assert train("--init-from", tmp_path / "one", "--out-dir", tmp_path / "two", *words) == 0
+    model = Transformer(SHAPE)
+    begin_with(model, str(tmp_path / "one"), on_warning=pytest.fail)
+    assert model.store.flat.equal(tapeless.load(tmp_path / "one").store.flat)
+
+
+def test_only_what_is_of_training_alone_may_change(source: Path):
+    begun = TrainConfig(init_from=str(source))
+    model, settings = inherited(begun, {"dropout": 0.1})
+    assert (model.dropout, model.hidden_dim, settings.tokenizer) == (0.1, 16, str(source / "tokenizer.json"))
+    with pytest.raises(ConfigError, match="brings its own model: leave out preset, num_layers"):
+        inherited(begun, {"preset": "tiny", "num_layers": 3})
+    with pytest.raises(ConfigError, match="brings its own tokenizer"):
+        inherited(TrainConfig(init_from=str(source), tokenizer="bpe"), {})
+
+
+def test_mistakes(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture):
+    for words, says in (
+        (["--init-from", tmp_path / "theirs"], "is a Hugging Face directory; first: tapeless import"),
+        (["--init-from", tmp_path], "is not the directory of a run"),
+        (["--init-from", source, "--num-layers", "2"], "leave out num_layers"),
+        (["--init-from", source, "--set", "model.num_layers=2"], "leave out num_layers"),
+        (["--init-from", source, "--preset", "tiny"], "leave out preset"),
+    ):
+        assert train(*words) == 2
+        assert says in capsys.readouterr().err

@@ -175,11 +175,8 @@ class Trainer:
         if result.skipped:
             self.skipped += 1
             spike = {"skipped_step": self.steps + 1, "spike": result.loss, "limit": limit.loss, "skipped": self.skipped}
-            self._warn(
-                f"step {self.steps + 1}: loss {result.loss:.4g} is a spike, {(result.loss - limit.median) / limit.scale:.0f} "
-                f"deviations above the recent {limit.median:.4g}: its update was skipped, {self.skipped} so far",
-                **spike,
-            )
+            told = f"step {self.steps + 1}: {limit.passed_by(result.loss)}: its update was skipped, {self.skipped} so far"
+            self._warn(told, **spike)
         return result
 
     def _dumped(self, error: NonFiniteError, tokens: Tensor, targets: Tensor, lr: float) -> NonFiniteError:

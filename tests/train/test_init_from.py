@@ -1,5 +1,7 @@
 """Training that begins with another run's weights: they are there at step 0, and a resume does not begin with them again."""
 
+import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -58,8 +60,10 @@ def test_a_resume_without_a_checkpoint_begins_with_them_again(source: Path, tmp_
     for run in (whole, cut):
         words = ["--init-from", source, "--dataset-path", tmp_path / "text.txt", "--out-dir", run.path, "--max-steps", "4"]
         assert train(*words) == 0
-    for path in cut.checkpoints.iterdir():  # what a kill before the first checkpoint leaves
-        path.unlink() if path.is_file() else [*(file.unlink() for file in path.iterdir()), path.rmdir()]
+    shutil.rmtree(cut.checkpoints)  # what a kill before the first checkpoint leaves
+    cut.checkpoints.mkdir()
+    told = cut.metrics.read_text().splitlines(keepends=True)
+    cut.metrics.write_text("".join(line for line in told if json.loads(line)["event"] in ("start", "step")))
     assert main(["train", "resume", str(cut.path), "--json"]) == 0
     ends = [read_checkpoint(run.checkpoints / "step-00000004").params for run in (whole, cut)]
     assert all(ends[0][name].equal(w) for name, w in ends[1].items())

@@ -11,7 +11,7 @@ from typing import Any
 
 import performance_tables
 
-from tapeless.errors import catalogue
+from tapeless.errors import CATALOGUE, KINDS
 from tapeless.verify.mutants import MutantResult, matrix
 
 HOME = Path(__file__).resolve().parent
@@ -133,6 +133,23 @@ def training() -> str:
     lines.append(f"| gradients of a layer, attention and feed-forward, MB | 18 and 12 | {attention:.1f} and {ffn:.1f} |")
     lines.append(f"| all gradients, MB | 180 | {sum(cllm['gradient_bytes'].values()) / 1e6:.1f} |")
     return "\n".join([*lines, "", measured_on(cllm["machine"])]) + "\n"
+
+
+def catalogue() -> str:
+    """The tables of docs/errors.md: every known error, then the kinds."""
+    lines = ["| code | status | message | cause | fix |", "|---|--:|---|---|---|"]
+    for known in CATALOGUE:
+        words = (known.message, known.cause, known.fix)
+        lines.append(_row(f"`{known.code}`", known.kind.exit_status, *words))
+    lines += ["", "| code | status | in Python | any other | fix |", "|---|--:|---|---|---|"]
+    for kind in KINDS:
+        cause = " ".join((kind.__doc__ or "").split())
+        lines.append(_row(f"`{kind.code}`", kind.exit_status, f"`{kind.__name__}`", cause, kind.fix))
+    return "\n".join(lines) + "\n"
+
+
+def _row(*cells: object) -> str:
+    return "| " + " | ".join(str(cell).replace("|", "/") for cell in cells) + " |"
 
 
 REGIONS = {

@@ -76,3 +76,8 @@ def test_every_public_name_is_there():
     assert all(getattr(tapeless, name) is not None for name in tapeless.__all__)
     with pytest.raises(AttributeError, match="has no attribute 'Transfomer'"):
         tapeless.Transfomer  # noqa: B018
+
+
+def test_preparing_data_leaves_torch_out(tmp_path: Path):
+    (tmp_path / "a.txt").write_text("text " * 100)
+    assert python(HELP, "data", "prepare", str(tmp_path / "a.txt"), "--out", str(tmp_path / "out")).endswith("0 False\n")

@@ -115,7 +115,13 @@ class SimpleLMConfig:
 class TrainConfig:
     """How a model is trained: data, optimizer, schedule, and what is written when."""
 
-    dataset_path: str | None = option(None, "your text: a file, a directory, a glob, or JSONL with a `text` field")
+    dataset_path: str | None = option(
+        None,
+        "your text: a file, a directory, a glob, JSONL, Parquet, a dataset of Hugging Face (its folder, or hf:owner/name); or "
+        "tokens: a directory of `tapeless data prepare`, nanoGPT or llm.c",
+    )
+    val_path: str | None = option(None, "text to validate on, likewise; by default a tenth of the data is held out")
+    text_field: str = option("text", "the field of JSONL or the column of a table that holds the text")
     corpus: str = option(
         "stdlib",
         "what to train on without a path: this Python's own sources, their English, or a source of known entropy",
@@ -124,6 +130,7 @@ class TrainConfig:
     tokenizer: str = option("bytes", "bytes, char, bpe (trained on the data to vocab_size), or the path of a tokenizer.json")
     init_from: str | None = option(None, "a run, imported or trained here, whose model, weights and tokenizer to begin with")
     seq_len: int | None = option(None, "tokens in a training window [T]; default max_seq_len")
+    document_attention: bool = option(False, "attention and loss stay inside a document where a window holds several")
     batch_size: int = option(8, "windows in a micro-batch [B]")
     grad_accum: int = option(1, "micro-batches in a step")
     epochs: int | None = option(None, "passes over the data; whichever of epochs and max_steps is reached first ends the run")

@@ -287,16 +287,44 @@ NOT_JSON = Known(
 NO_TEXT_FIELD = Known(
     "NO_TEXT_FIELD",
     DataError,
-    "{path}:{line}: no field `text`, got {got}",
+    "{path}:{line}: no field `{field}`, got {got}",
     "a line of a `.jsonl` file whose text has another name, or none",
-    "name the field `text`, or remove the line",
+    "name the field with --text-field, or remove the line",
 )
 BAD_RECORD = Known(
     "BAD_RECORD",
     DataError,
-    "{path}:{line}: expected an object with a string `text`, got {got}",
-    "a line of a `.jsonl` file that is JSON, but no object whose `text` is text",
-    "mend or remove the line",
+    "{path}:{line}: expected an object with a string `{field}`, got {got}",
+    "a line of a `.jsonl` file or a row of a table whose `text`, or whatever `--text-field` names, is no text",
+    "mend or remove it, or name another with --text-field",
+)
+NO_COLUMN = Known(
+    "NO_COLUMN",
+    DataError,
+    "{path}: no column `{field}`, got {got}",
+    "a Parquet file or a dataset whose text has another name, or none",
+    "name the column with --text-field",
+)
+NOT_WHOLE = Known(
+    "NOT_WHOLE",
+    DataError,
+    "{path}: not a whole {form} file: {reason}",
+    "a table, a `.gz` or a `.zst` file that was cut short, or that only has the name of one",
+    "get the file again",
+)
+BAD_TOKEN_FILE = Known(
+    "BAD_TOKEN_FILE",
+    DataError,
+    "{path}: {got}, expected {expected}",
+    "a token file of a kind or version that is not read here, or one that was cut short",
+    "get the file again; those of tapeless, of llm.c (magic 20240520, version 1) and of nanoGPT (plain uint16) are read",
+)
+NO_TOKENIZER = Known(
+    "NO_TOKENIZER",
+    DataError,
+    "{path}: token files say nothing of their tokenizer{pickle}",
+    "token files of nanoGPT or llm.c, and no `--tokenizer`; guessing one would show wrong text and wrong bits per byte",
+    "give --tokenizer FILE; `tapeless tokenizer train TEXT --kind char --out FILE` makes the one of nanoGPT's characters",
 )
 BEYOND_VOCABULARY = Known(
     "BEYOND_VOCABULARY",
@@ -366,20 +394,3 @@ KINDS: list[type[TapelessError]] = [
     kind for kind in list(globals().values()) if isinstance(kind, type) and issubclass(kind, TapelessError)
 ]
 CATALOGUE: list[Known] = [known for known in list(globals().values()) if isinstance(known, Known)]
-
-
-def catalogue() -> str:
-    """The tables of docs/errors.md: every known error, then the kinds."""
-    lines = ["| code | status | message | cause | fix |", "|---|--:|---|---|---|"]
-    for known in CATALOGUE:
-        words = (known.message, known.cause, known.fix)
-        lines.append(_row(f"`{known.code}`", known.kind.exit_status, *words))
-    lines += ["", "| code | status | in Python | any other | fix |", "|---|--:|---|---|---|"]
-    for kind in KINDS:
-        cause = " ".join((kind.__doc__ or "").split())
-        lines.append(_row(f"`{kind.code}`", kind.exit_status, f"`{kind.__name__}`", cause, kind.fix))
-    return "\n".join(lines) + "\n"
-
-
-def _row(*cells: object) -> str:
-    return "| " + " | ".join(str(cell).replace("|", "/") for cell in cells) + " |"

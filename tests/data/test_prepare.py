@@ -1,6 +1,8 @@
 """From a configuration to a data set on disk, and back from disk alone."""
 
+import hashlib
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -8,9 +10,11 @@ import pytest
 
 from tapeless.config import TrainConfig
 from tapeless.data import corpora
+from tapeless.data.files import file_sha256
 from tapeless.data.loader import Loader, validation_windows
-from tapeless.data.prepare import open_prepared, prepare
+from tapeless.data.prepare import open_prepared, prepare, source_hashes
 from tapeless.data.synthetic import ArithmeticSource, MarkovSource
+from tapeless.data.tokenizer import ByteTokenizer
 from tapeless.errors import DataError
 
 TEXT = "".join(f"Line {i} of the größte text ever.\n" for i in range(400))
@@ -45,7 +49,9 @@ def test_a_file(text_file: str, tmp_path: Path, tokenizer: str, vocab_size: int 
         "data.json",
         "tokenizer.json",
         "train.bin",
+        "train.starts.npy",
         "val.bin",
+        "val.starts.npy",
     ]
 
 
@@ -58,6 +64,10 @@ def test_several_documents(tmp_path: Path):
     assert val.count("<") == val.count(">") == 4
     assert train.count(">\n\n<") == 35
     assert dataset.num_documents == 40
+    assert dataset.train_starts is not None
+    assert dataset.val_starts is not None
+    assert (len(dataset.train_starts), len(dataset.val_starts)) == (36, 4)
+    assert all(dataset.tokenizer.decode(dataset.train[s : s + 1]) == "<" for s in dataset.train_starts)
 
 
 def test_resume_sees_the_same(text_file: str, tmp_path: Path):
@@ -66,7 +76,8 @@ def test_resume_sees_the_same(text_file: str, tmp_path: Path):
     again = open_prepared(tmp_path / "data")
     np.testing.assert_array_equal(first.train, again.train)
     np.testing.assert_array_equal(first.val, again.val)
-    assert again[3:] == first[3:]
+    assert again[3:9] == first[3:9]
+    np.testing.assert_array_equal(first.train_starts, again.train_starts)
     assert again.tokenizer.fingerprint == first.tokenizer.fingerprint
     for sample in (0, 100, 1000):
         assert Loader(first.train, 32, 4, 0).batch(sample)[1].equal(Loader(again.train, 32, 4, 0).batch(sample)[1])
@@ -181,3 +192,64 @@ def test_a_newer_record(text_file: str, tmp_path: Path):
     path.write_text('{"format_version": 1}')
     with pytest.raises(DataError, match=r"data.json: damaged"):
         open_prepared(tmp_path / "data")
+
+
+def test_validation_text_of_its_own(tmp_path: Path):
+    for name, numbers in (("train", range(20)), ("val", range(15, 25))):
+        lines = (json.dumps({"body": f"<document {i} {'word ' * 20}>"}) for i in numbers)
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(lines))
+    paths = {"dataset_path": str(tmp_path / "train.jsonl"), "val_path": str(tmp_path / "val.jsonl")}
+    dataset = prepare(TrainConfig(**paths, text_field="body", seq_len=16), 256, tmp_path / "data")
+    assert dataset.tokenizer.decode(dataset.train).count("<") == 20
+    assert dataset.tokenizer.decode(dataset.val).count("<") == 5  # 15 to 19 stand in the training text
+    assert json.loads((tmp_path / "data" / "data.json").read_text())["val_dropped"] == 5
+
+
+@pytest.mark.parametrize("tokenizer", ["bytes", "char"])
+def test_prepared_data_is_taken_over(text_file: str, tmp_path: Path, tokenizer: str):
+    first = prepare(TrainConfig(dataset_path=text_file, tokenizer=tokenizer, seq_len=32), 256, tmp_path / "data")
+    config = TrainConfig(dataset_path=str(tmp_path / "data"), seq_len=32)
+    again = prepare(config, 256, tmp_path / "run")
+    assert again.fingerprint == first.fingerprint
+    assert again.source == first.source
+    np.testing.assert_array_equal(again.val, first.val)
+    assert source_hashes(tmp_path / "run", config)[0] == source_hashes(tmp_path / "run", config)[1]
+    shutil.rmtree(tmp_path / "data")  # the run has its own
+    assert open_prepared(tmp_path / "run").fingerprint == first.fingerprint
+
+
+def test_prepared_data_has_its_own_tokenizer(text_file: str, tmp_path: Path):
+    prepare(TrainConfig(dataset_path=text_file, tokenizer="char", seq_len=32), 256, tmp_path / "data")
+    ByteTokenizer().save(tmp_path / "other.json")
+    config = TrainConfig(dataset_path=str(tmp_path / "data"), tokenizer=str(tmp_path / "other.json"))
+    with pytest.raises(DataError, match="is prepared with a tokenizer of its own; leave --tokenizer"):
+        prepare(config, 256, tmp_path / "run")
+    with pytest.raises(DataError, match=r"vocab_size 5 is below the"):
+        prepare(TrainConfig(dataset_path=str(tmp_path / "data")), 5, tmp_path / "run")
+
+
+def test_a_text_that_moved_is_the_same_text(text_file: str, tmp_path: Path):
+    prepare(TrainConfig(dataset_path=text_file, seq_len=32), 256, tmp_path / "data")
+    (tmp_path / "moved.txt").write_text(TEXT)
+    before, now = source_hashes(tmp_path / "data", TrainConfig(dataset_path=str(tmp_path / "moved.txt")))
+    assert before == now
+
+
+def test_damaged_starts_are_noticed(text_file: str, tmp_path: Path):
+    prepare(TrainConfig(dataset_path=text_file, seq_len=32), 256, tmp_path / "data")
+    for content in (b"", b"not an array", (tmp_path / "data" / "train.starts.npy").read_bytes()[:-8]):
+        (tmp_path / "data" / "train.starts.npy").write_bytes(content)
+        with pytest.raises(DataError, match=r"train.starts.npy: damaged"):
+            open_prepared(tmp_path / "data")
+
+
+def test_data_from_before_documents_were_kept(text_file: str, tmp_path: Path):
+    folder = tmp_path / "data"
+    first = prepare(TrainConfig(dataset_path=text_file, seq_len=32), 256, folder)
+    for name in ("train.starts.npy", "val.starts.npy"):
+        (folder / name).unlink()
+    parts = (first.tokenizer.fingerprint, *(file_sha256(folder / name) for name in ("train.bin", "val.bin")))
+    record = json.loads((folder / "data.json").read_text())
+    record["fingerprint"] = hashlib.sha256(" ".join(parts).encode()).hexdigest()
+    (folder / "data.json").write_text(json.dumps(record))
+    assert open_prepared(folder).train_starts is None

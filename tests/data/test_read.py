@@ -1,12 +1,16 @@
 """Own data: what is read, in which order, and an error with its place for everything that is not text."""
 
+import gzip
+import json
 import os
+import sys
 from pathlib import Path
 
 import pytest
 
-from tapeless.data.read import Document, read_documents
-from tapeless.errors import DataError
+from tapeless.data import pieces, read, survey
+from tapeless.data.read import read_pieces
+from tapeless.errors import DataError, MissingError
 
 
 def write(path: Path, content: bytes | str) -> str:
@@ -15,39 +19,51 @@ def write(path: Path, content: bytes | str) -> str:
     return str(path)
 
 
+def read_documents(path: str, field: str = "text") -> list[str]:
+    """Whole documents, and as in training an error where there is no text."""
+    survey.survey(read_pieces(path, field), path)
+    documents, text = [], ""
+    for piece in read_pieces(path, field):
+        text += piece.text
+        if piece.last:
+            documents.append(text)
+            text = ""
+    return documents
+
+
 def test_a_file_keeps_its_bytes(tmp_path: Path):
     text = "one\r\ntwo\n\n äöü 🙂 \t"
     path = write(tmp_path / "a.anything", text)
-    assert read_documents(path) == [Document(path, text)]
+    assert read_documents(path) == [text]
 
 
 def test_a_byte_order_mark_goes(tmp_path: Path):
-    assert read_documents(write(tmp_path / "a.txt", b"\xef\xbb\xbfhello"))[0].text == "hello"
+    assert read_documents(write(tmp_path / "a.txt", b"\xef\xbb\xbfhello")) == ["hello"]
 
 
 def test_a_folder_is_read_by_path(tmp_path: Path):
     for name in ("b.txt", "a/z.md", "a/b/c.py", "B.TXT", "image.png", ".hidden.txt", ".git/config.txt", "empty.txt"):
         write(tmp_path / name, "" if name == "empty.txt" else f"this is {name}\n")
     documents = read_documents(str(tmp_path))
-    assert [document.text.split()[-1] for document in documents] == ["B.TXT", "b.txt", "a/z.md", "a/b/c.py"]
+    assert [document.split()[-1] for document in documents] == ["B.TXT", "b.txt", "a/z.md", "a/b/c.py"]
 
 
 def test_a_glob_is_sorted_and_recursive(tmp_path: Path):
     for name in ("2.txt", "1.txt", "deep/er/3.txt", "4.md"):
         write(tmp_path / name, name)
     (tmp_path / "folder.txt").mkdir()
-    assert [document.text for document in read_documents(str(tmp_path / "*.txt"))] == ["1.txt", "2.txt"]
+    assert read_documents(str(tmp_path / "*.txt")) == ["1.txt", "2.txt"]
     assert len(read_documents(str(tmp_path / "**" / "*.txt"))) == 3
 
 
 def test_a_file_whose_name_looks_like_a_glob(tmp_path: Path):
-    assert read_documents(write(tmp_path / "notes[1].txt", "here"))[0].text == "here"
+    assert read_documents(write(tmp_path / "notes[1].txt", "here")) == ["here"]
 
 
 def test_jsonl(tmp_path: Path):
     lines = ['{"text": "first\\nline", "id": 1}', "", '{"text": ""}', '{"text": "zweite \\u00fc \u2028 Zeile"}', ""]
     path = write(tmp_path / "a.jsonl", "\n".join(lines))
-    assert read_documents(path) == [Document(f"{path}:1", "first\nline"), Document(f"{path}:4", "zweite ü \u2028 Zeile")]
+    assert read_documents(path) == ["first\nline", "", "zweite ü \u2028 Zeile"]
 
 
 @pytest.mark.parametrize(
@@ -105,9 +121,64 @@ def test_what_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 def test_a_file_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     path = write(tmp_path / "a.txt", "text")
 
-    def refuse(self: Path) -> bytes:
+    def refuse(path: Path, mode: str) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(Path, "read_bytes", refuse)  # a mode of 000 does not stop root
+    monkeypatch.setattr(read, "open", refuse, raising=False)  # a mode of 000 does not stop root
     with pytest.raises(DataError, match="cannot be read: Permission denied"):
+        read_documents(path)
+
+
+def test_another_field(tmp_path: Path):
+    path = write(tmp_path / "a.jsonl", '{"body": "this", "text": 3}')
+    assert read_documents(path, "body") == ["this"]
+    with pytest.raises(DataError, match=r"a.jsonl:1: no field `title`, got body, text; name the field with --text-field"):
+        read_documents(path, "title")
+
+
+@pytest.mark.parametrize("block", [4, 7, 64])
+def test_blocks_and_pieces_do_not_change_a_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int):
+    monkeypatch.setattr(read, "BLOCK", block)
+    monkeypatch.setattr(pieces, "PIECE", 50)
+    text = "naïve 漢字 🙂\nline two\r\n\n   indented\n" * 20
+    path = write(tmp_path / "a.txt", "\ufeff" + text)
+    assert len(list(read_pieces(path))) > 5
+    assert read_documents(path) == [text]
+    broken = write(tmp_path / "b.txt", text.encode() + b"\xff")
+    with pytest.raises(DataError, match=f"byte 0xff at offset {len(text.encode())} is not UTF-8"):
+        read_documents(broken)
+
+
+def test_gzip(tmp_path: Path):
+    lines = "\n".join(json.dumps({"text": f"document {i}"}) for i in range(50))
+    write(tmp_path / "b.jsonl.gz", gzip.compress(lines.encode()))
+    write(tmp_path / "a.txt.gz", gzip.compress(b"plain"))
+    assert read_documents(str(tmp_path)) == ["plain", *(f"document {i}" for i in range(50))]
+    write(tmp_path / "b.jsonl.gz", gzip.compress(lines.encode())[:-9])
+    with pytest.raises(DataError, match=r"b.jsonl.gz: not a whole gzip file: .*; get the file again") as caught:
+        read_documents(str(tmp_path))
+    assert caught.value.code == "NOT_WHOLE"
+    write(tmp_path / "b.jsonl.gz", b"{}")
+    with pytest.raises(DataError, match="not a whole gzip file: Not a gzipped file"):
+        read_documents(str(tmp_path))
+
+
+def test_zstandard(tmp_path: Path):
+    package = pytest.importorskip("zstandard")
+    lines = "\n".join(json.dumps({"text": f"document {i}"}) for i in range(50))
+    packed = package.ZstdCompressor().compress(lines.encode())
+    path = write(tmp_path / "a.jsonl.zst", packed)
+    assert read_documents(path) == [f"document {i}" for i in range(50)]
+    write(tmp_path / "a.jsonl.zst", b"{}" * 20)
+    with pytest.raises(DataError, match=r"a.jsonl.zst: not a whole zstandard file"):
+        read_documents(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "package"), [("a.jsonl.zst", "zstandard"), ("a.parquet", "pyarrow"), ("hf:owner/name", "datasets")]
+)
+def test_an_optional_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, package: str):
+    monkeypatch.setitem(sys.modules, package, None)
+    path = name if package == "datasets" else write(tmp_path / name, b"x")
+    with pytest.raises(MissingError, match=f"needs the package `{package}`: pip install {package}"):
         read_documents(path)

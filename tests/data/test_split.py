@@ -1,25 +1,42 @@
 """The split depends on contents alone, and neither part is ever empty."""
 
+import hashlib
 import random
 
+import numpy as np
 import pytest
 
-from tapeless.data.split import join, split
+from tapeless.data.split import cut_of, held_out, num_copies, unseen
 
 WORDS = [f"document {i} " + "word " * (20 + i % 7) for i in range(200)]
 
 
-def test_one_document_gives_its_last_tenth():
-    text = "".join(chr(97 + i % 26) for i in range(1005))
-    (training,), (validation,) = split([text])
-    assert training + validation == text
-    assert len(training) == 904
+def digests(texts: list[str]) -> np.ndarray:  # (n, 32) uint8
+    return np.frombuffer(b"".join(hashlib.sha256(text.encode()).digest() for text in texts), np.uint8).reshape(-1, 32)
+
+
+def split(texts: list[str]) -> tuple[list[str], list[str]]:  # training, validation
+    mask = held_out(digests(texts), np.array([len(text) for text in texts]))
+    assert mask is not None
+    return [text for text, out in zip(texts, mask, strict=True) if not out], [
+        text for text, out in zip(texts, mask, strict=True) if out
+    ]
 
 
 def test_several_are_split_whole():
     training, validation = split(WORDS)
     assert sorted(training + validation) == sorted(WORDS)
     assert 0.08 < sum(map(len, validation)) / sum(map(len, WORDS)) <= 0.1
+
+
+def test_they_are_walked_in_the_order_of_their_hash():
+    """Written down plainly, with dictionaries: what the arrays must come to."""
+    room, wanted = sum(map(len, WORDS)) // 10, set()
+    for text in sorted(WORDS, key=lambda text: hashlib.sha256(text.encode()).hexdigest()):
+        if len(text) <= room:
+            room -= len(text)
+            wanted.add(text)
+    assert set(split(WORDS)[1]) == wanted
 
 
 def test_the_order_of_documents_does_not_matter():
@@ -46,12 +63,17 @@ def test_few_documents_leave_neither_part_empty(sizes: tuple[int, ...]):
         assert validation == [min(texts, key=len)]
 
 
-def test_copies_of_one_text_are_split_within_it():
-    text = "0123456789" * 3
-    assert split([text, text]) == ([text[:27]] * 2, [text[27:]])
+def test_one_text_is_to_be_cut():
+    assert held_out(digests(["one"]), np.array([3])) is None
+    assert held_out(digests(["one", "one"]), np.array([3, 3])) is None
+    assert cut_of(1005) == 904
 
 
-def test_joining():
-    assert join(["a", "b\n", "c"]) == "a\n\nb\n\nc"
-    assert join(["only"]) == "only"
-    assert join([]) == ""
+def test_copies_are_counted():
+    assert num_copies(digests(["a", "b", "a", "a", "c", "b"])) == 3
+    assert num_copies(digests(["a"])) == 0
+
+
+def test_what_is_trained_on_is_not_validated_on():
+    fresh = unseen(digests(["a", "new", "b", "new", "c"]), digests(["b", "x", "a", "a"]))
+    assert fresh.tolist() == [False, True, False, False, True]

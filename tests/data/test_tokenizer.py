@@ -1,7 +1,6 @@
 """Tokenizers: round trips, and the same ids as Hugging Face's `tokenizers` from the same tokenizer.json."""
 
 import json
-import random
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +11,7 @@ import tokenizers
 
 from tapeless.data import tokenizer as tokenizer_module
 from tapeless.data.bpe import BpeTokenizer, train_bpe
-from tapeless.data.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer, load_tokenizer, make_tokenizer, pieces
+from tapeless.data.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer, load_tokenizer, make_tokenizer
 from tapeless.errors import DataError, MissingError
 
 # Every ASCII byte, and text whose UTF-8 has every lead and continuation byte that occurs: two, three and four bytes long.
@@ -24,7 +23,7 @@ PROSE = "the cat sat on the mat, and the rat that sat with the cat was fat.\n" *
 
 
 def made(kind: str) -> Tokenizer:
-    return make_tokenizer(kind, PROSE, 400)
+    return make_tokenizer(kind, [PROSE], 400)
 
 
 KINDS = {kind: made(kind) for kind in ("bytes", "char", "bpe")}
@@ -142,22 +141,7 @@ def test_bpe_training_is_deterministic():
 @pytest.mark.parametrize("vocab_size", [None, 255])
 def test_bpe_needs_room_for_the_bytes(vocab_size: int | None):
     with pytest.raises(DataError, match=f"256 bytes .* got {vocab_size}"):
-        make_tokenizer("bpe", PROSE, vocab_size)
-
-
-def test_pieces_do_not_change_the_ids(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(tokenizer_module, "PIECE", 40)
-    rng = random.Random(0)
-    text = "".join(
-        rng.choice(["\n", "\n", " ", "  ", "word", "it's", "don't", "42", "...", "\t", "é", "\r\n"]) for _ in range(5000)
-    )
-    for whole in (text, PROSE, "no newline at all " * 20, "\n" * 500, ""):
-        parts = list(pieces(whole))
-        assert "".join(parts) == whole
-        for tokenizer in (KINDS["bytes"], KINDS["bpe"]):
-            ids = np.concatenate([tokenizer.encode(part) for part in parts])
-            np.testing.assert_array_equal(ids, tokenizer.encode(whole))
-    assert len(list(pieces(text))) > 50
+        make_tokenizer("bpe", [PROSE], vocab_size)
 
 
 def test_a_foreign_tokenizer(tmp_path: Path):

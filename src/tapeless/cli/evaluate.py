@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from tapeless.data.baselines import baselines
-    from tapeless.data.loader import validation_windows
+    from tapeless.data.loader import IGNORED, validation_windows
     from tapeless.data.prepare import with_text
     from tapeless.train.evaluate import accuracy, evaluate
     from tapeless.train.runs import load
@@ -38,15 +38,17 @@ def run(args: argparse.Namespace) -> int:
         data = with_text(data, args.dataset_path)
     elif config.imported:
         raise UsageError(f"{args.run_dir} was imported and has no validation text; say --dataset-path")
-    tokens, targets = validation_windows(data.val, config.train.seq_len or 1)
-    found = evaluate(model, tokens, targets, data.bytes_per_token)
+    starts = data.val_starts if config.train.document_attention else None
+    tokens, targets, *apart = validation_windows(data.val, config.train.seq_len or 1, starts=starts)
+    documents = apart[0] if apart else None
+    found = evaluate(model, tokens, targets, data.bytes_per_token, documents=documents)
     assert found is not None
     beaten = {} if config.imported else baselines(data.train, data.val, data.tokenizer.vocab_size)._asdict()
     facts = {
         "step": checkpoint.state["step"],
-        "tokens": len(data.val) - 1,
+        "tokens": int((targets != IGNORED).sum()),
         **found._asdict(),
-        "accuracy": accuracy(model, tokens, targets),
+        "accuracy": accuracy(model, tokens, targets, documents),
         **{name: float(x) for name, x in beaten.items()},
         "floor": data.floor,
         "source_loss": data.source_loss(tokens, targets),

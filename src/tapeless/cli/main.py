@@ -11,7 +11,7 @@ import sys
 from typing import NoReturn
 
 import tapeless
-from tapeless.cli import bench, estimate, evaluate, export, generate, gradcheck, import_model, report, train
+from tapeless.cli import bench, data, estimate, evaluate, export, generate, gradcheck, import_model, report, tokenizer, train
 from tapeless.config import nearest
 from tapeless.errors import UNKNOWN_FLAG, WRONG_TYPE, TapelessError, UsageError
 
@@ -21,6 +21,8 @@ COMMANDS = {
     "generate": generate,
     "eval": evaluate,
     "report": report,
+    "data": data,
+    "tokenizer": tokenizer,
     "export": export,
     "import": import_model,
     "gradcheck": gradcheck,

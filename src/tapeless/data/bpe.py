@@ -5,7 +5,7 @@ tokens. Ties between pairs are broken by their ids, so that the same text gives 
 Judged by: tests/data/test_tokenizer.py."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -63,6 +63,12 @@ class BpeTokenizer(Tokenizer):
     def encode_prompt(self, text: str) -> np.ndarray:  # (n,) int64
         utf8(text)
         return np.array(self.backend.encode(text).ids, np.int64)
+
+    def encode_all(self, texts: Sequence[str]) -> list[np.ndarray]:  # (n,) int64 each
+        for text in texts:
+            utf8(text)
+        found = self.backend.encode_batch_fast(list(texts), add_special_tokens=False)  # without the places in the text
+        return [np.array(encoding.ids, np.int64) for encoding in found]
 
     def decode_bytes(self, ids: Iterable[int]) -> bytes:
         if self.byte_level:

@@ -15,8 +15,8 @@ import tokenize
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
-from tapeless.data.read import Document
 from tapeless.errors import DataError
 
 LIMIT = 6_000_000
@@ -24,6 +24,11 @@ TOPICS = "pydoc_data/topics.py"
 SKIPPED_FOLDERS = {"__pycache__", "dist-packages", "distutils", "encodings", "ensurepip", "idlelib", "lib2to3", "pydoc_data"}
 SKIPPED_FOLDERS |= {"site-packages", "test", "tests", "tkinter", "turtledemo"}
 SKIPPED_FILES = ("_sysconfigdata", "python-config", "turtle")
+
+
+class Document(NamedTuple):
+    name: str
+    text: str
 
 
 def stdlib() -> list[Document]:

@@ -5,6 +5,9 @@ each once, in an order that is a permutation by (seed, epoch). Sample k of the r
     epoch = k // W      window = order(epoch)[k % W]      start = offset(epoch) + T window      tokens[start : start + T + 1]
 whatever the batch size or the number of ranks; a batch may lie across the border of two epochs. W is the same for every
 offset, so up to T - 1 tokens at either end are left out in an epoch; the next has another offset.
+
+Given where documents begin, a batch also says which document each token belongs to, and the first token of a document is no
+target: then a document that is packed beside others teaches exactly what it would alone.
 Judged by: tests/data/test_loader.py."""
 
 import math
@@ -14,15 +17,9 @@ import torch
 from torch import Tensor
 
 from tapeless.data.rng import draws, key, permutation
-from tapeless.errors import TOO_FEW_TOKENS
+from tapeless.data.shards import require_window
 
 IGNORED = -100  # the target that no loss counts
-
-
-def require_window(num_tokens: int, seq_len: int, part: str) -> None:
-    if num_tokens < seq_len + 1:
-        most = max(num_tokens - 1, 1)
-        raise TOO_FEW_TOKENS(part=part, count=num_tokens, seq_len=seq_len, needed=seq_len + 1, most=most)
 
 
 class Loader:
@@ -32,10 +29,12 @@ class Loader:
         seq_len: int,
         batch_size: int,
         seed: int,
+        starts: np.ndarray | None = None,  # (d,) int64: the first token of each document, to keep them apart
     ):
         require_window(len(tokens), seq_len, "training")
         self.tokens, self.seq_len, self.batch_size, self.seed = np.asarray(tokens), seq_len, batch_size, seed
         self.num_windows = max(1, (len(tokens) - seq_len) // seq_len)  # in an epoch [W]
+        self.starts = starts
         self._orders: dict[int, np.ndarray] = {}
 
     def epoch_of(self, sample: int) -> int:
@@ -58,18 +57,31 @@ class Loader:
         epoch, place = divmod(sample, self.num_windows)
         return self.offset(epoch) + self.seq_len * int(self.order(epoch)[place])
 
-    def batch(self, first_sample: int) -> tuple[Tensor, Tensor]:  # tokens, targets (B, T) int64
-        starts = np.array([self.start(first_sample + b) for b in range(self.batch_size)])
-        rows = self.tokens[starts[:, None] + np.arange(self.seq_len + 1)].astype(np.int64)  # (B, T + 1)
-        windows = torch.from_numpy(rows)
-        return windows[:, :-1].contiguous(), windows[:, 1:].contiguous()
+    def batch(self, first_sample: int) -> tuple[Tensor, ...]:  # tokens, targets, and documents if kept apart (B, T) int64
+        begins = np.array([self.start(first_sample + b) for b in range(self.batch_size)])
+        places = begins[:, None] + np.arange(self.seq_len + 1)  # (B, T + 1)
+        windows = torch.from_numpy(self.tokens[places].astype(np.int64))
+        tokens, targets = windows[:, :-1].contiguous(), windows[:, 1:].contiguous()
+        return (tokens, targets) if self.starts is None else (tokens, *kept_apart(targets, places, self.starts))
+
+
+def kept_apart(
+    targets: Tensor,  # (N, T) int64
+    places: np.ndarray,  # (N, T + 1): where the tokens and the last target stand
+    starts: np.ndarray,  # (d,) int64
+) -> tuple[Tensor, Tensor]:  # targets, documents (N, T) int64
+    """The number of each token's document, and the targets without those that are the next document's."""
+    documents = torch.from_numpy(np.searchsorted(starts, places, side="right"))  # (N, T + 1)
+    same = documents[:, 1:] == documents[:, :-1]
+    return targets.masked_fill(~same, IGNORED), documents[:, :-1].contiguous()
 
 
 def validation_windows(
     tokens: np.ndarray,  # (n,)
     seq_len: int,
     limit: int = 0,  # 0: all of them
-) -> tuple[Tensor, Tensor]:  # tokens, targets (N, T) int64
+    starts: np.ndarray | None = None,  # (d,) int64: as the loader's
+) -> tuple[Tensor, ...]:  # tokens, targets, and documents if kept apart (N, T) int64
     """Always the same windows, of stride T from the first token: all, so that every token but the first is predicted once, or
     `limit` evenly spaced ones. The last of all is filled up with targets that no loss counts."""
     require_window(len(tokens), seq_len, "validation")
@@ -78,4 +90,5 @@ def validation_windows(
     places = chosen[:, None] * seq_len + np.arange(seq_len + 1)  # (N, T + 1)
     rows = np.asarray(tokens)[np.minimum(places, len(tokens) - 1)].astype(np.int64)
     targets = np.where(places[:, 1:] < len(tokens), rows[:, 1:], IGNORED)
-    return torch.from_numpy(rows[:, :-1].copy()), torch.from_numpy(targets)
+    windows = torch.from_numpy(rows[:, :-1].copy()), torch.from_numpy(targets)
+    return windows if starts is None else (windows[0], *kept_apart(windows[1], places, starts))

@@ -1,30 +1,44 @@
 """From a configuration to token files, once: a run keeps its own, so that nothing outside can change what a resume sees.
 
-    folder/  train.bin  val.bin  tokenizer.json  data.json (written last: where it is, all is)
-The fingerprint is of content alone: the tokenizer and both token files.
+    folder/  train.bin  val.bin  train.starts.npy  val.starts.npy  tokenizer.json  data.json (written last: where it is, all is)
+*.starts.npy says at which token each document begins. A folder that `tapeless data prepare` wrote, or one of token files, is
+taken over as it is, by links where the disk has them. A source is read once to look at it and once for each part, piece by
+piece, so the memory does not grow with it. The fingerprint is of content alone: the tokenizer, the tokens, the documents.
 Judged by: tests/data/test_prepare.py."""
 
 import hashlib
 import json
+import os
+import shutil
+from array import array
+from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from torch import Tensor
 
 from tapeless.config import TrainConfig
-from tapeless.data.corpora import stdlib, stdlib_docs
-from tapeless.data.files import canonical_json, file_sha256, write_json, writing
-from tapeless.data.loader import require_window
-from tapeless.data.read import Document, read_documents
-from tapeless.data.shards import open_tokens, write_tokens
-from tapeless.data.split import join, split
-from tapeless.data.synthetic import SOURCES, Source
-from tapeless.data.tokenizer import Tokenizer, load_tokenizer, make_tokenizer, pieces
-from tapeless.errors import UNREADABLE, DataError
+from tapeless.data.corpora import Document, stdlib, stdlib_docs
+from tapeless.data.encode import encoded, usable_cores
+from tapeless.data.files import atomic_write, file_sha256, write_json, writing
+from tapeless.data.foreign import open_foreign, token_files
+from tapeless.data.pieces import document
+from tapeless.data.read import read_pieces
+from tapeless.data.shards import CHUNK, open_tokens, require_window, write_tokens
+from tapeless.data.split import num_copies
+from tapeless.data.survey import Part, Source, divided, given, survey
+from tapeless.data.synthetic import SOURCES
+from tapeless.data.synthetic import Source as TrueSource
+from tapeless.data.tokenizer import Tokenizer, load_tokenizer, make_tokenizer
+from tapeless.errors import NO_TOKENIZER, UNREADABLE, DataError
+
+if TYPE_CHECKING:
+    from torch import Tensor  # preparing data needs no torch, which takes seconds to load
 
 FORMAT_VERSION = 1
-RECORD = {"source", "num_documents", "synthetic", "bytes_per_token", "fingerprint"}  # what data.json must say
+RECORD = {"source", "source_sha256", "num_documents", "synthetic", "bytes_per_token", "fingerprint"}  # what data.json must say
+PARTS = {"train": "training", "val": "validation"}
 
 
 class Dataset(NamedTuple):
@@ -36,9 +50,11 @@ class Dataset(NamedTuple):
     bytes_per_token: float  # of the validation part
     source: str  # in words
     num_documents: int
-    true_source: Source | None  # where every token is one symbol of a synthetic source
+    true_source: TrueSource | None  # where every token is one symbol of a synthetic source
+    train_starts: np.ndarray | None = None  # (d,) int64: the first token of each document, where they are known
+    val_starts: np.ndarray | None = None
 
-    def source_loss(self, tokens: Tensor, targets: Tensor) -> float | None:  # (N, T) both
+    def source_loss(self, tokens: "Tensor", targets: "Tensor") -> float | None:  # (N, T) both
         """The true source's own mean loss on these windows: what a perfect model would have."""
         if self.true_source is None:
             return None
@@ -47,43 +63,151 @@ class Dataset(NamedTuple):
         return self.true_source.loss(byte_of[first], np.where(wanted >= 0, byte_of[np.maximum(wanted, 0)], wanted))
 
 
-def prepare(config: TrainConfig, vocab_size: int | None, folder: Path) -> Dataset:
-    """Read, split, tokenize and write. `vocab_size` is the model's, None where it is still open; a tokenizer may have fewer
-    ids (the caller says so), not more."""
-    documents = _documents(config)
-    training, validation = (join(texts) for texts in split([document.text for document in documents]))
-    # The characters of all the data, since a character without an id could not even be evaluated; merges of the training part.
-    tokenizer = make_tokenizer(config.tokenizer, training + validation if config.tokenizer == "char" else training, vocab_size)
-    if vocab_size is not None and vocab_size < tokenizer.vocab_size:
-        raise DataError(
-            f"vocab_size {vocab_size} is below the {tokenizer.vocab_size} ids of the tokenizer ({config.tokenizer}); "
-            f"set --vocab-size to {tokenizer.vocab_size} or more"
-        )
+def prepare(config: TrainConfig, vocab_size: int | None, folder: Path, *, processes: int | None = None) -> Dataset:
+    """Read, split, tokenize and write, or take over what is prepared already. `vocab_size` is the model's, None where it is
+    still open; a tokenizer may have fewer ids (the caller says so), not more. processes: all cores by default."""
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "data.json").unlink(missing_ok=True)
+    already = config.dataset_path is not None and take_over(Path(config.dataset_path), config, vocab_size, folder)
+    if already:
+        return already
+    source, parts, facts = _look(config)
+    learned_from = parts if config.tokenizer == "char" else parts[:1]
+    # The characters of all the data, since a character without an id could not even be evaluated; merges of the training part.
+    texts = (piece.text for part in learned_from for piece in part.texts())
+    tokenizer = make_tokenizer(config.tokenizer, texts, vocab_size)
+    _require_room(tokenizer, config, vocab_size)
     tokenizer.save(folder / "tokenizer.json")
-    counts = {}
-    for part, name, text in (("train", "training", training), ("val", "validation", validation)):
-        counts[part] = write_tokens(
-            folder / f"{part}.bin",
-            map(tokenizer.encode, pieces(text)),
-            vocab_size=tokenizer.vocab_size,
-            fingerprint=tokenizer.fingerprint,
-        )
-        require_window(counts[part], config.seq_len or 1, name)
+    for part, name in zip(parts, PARTS, strict=True):
+        count, num_bytes = _write_part(part, tokenizer, folder, name, processes or usable_cores())
+        require_window(count, config.seq_len or 1, PARTS[name])
     synthetic = config.dataset_path is None and config.corpus in SOURCES and tokenizer.kind in ("bytes", "char")
     record = {
         "format_version": FORMAT_VERSION,
-        "source": _describe(config, documents),
-        "source_sha256": _hash_of(documents),
-        "num_documents": len(documents),
+        "source": source,
+        **facts,
         "synthetic": config.corpus if synthetic else None,
-        "bytes_per_token": len(validation.encode()) / counts["val"],
+        "bytes_per_token": num_bytes / count,  # of the part written last, the validation part
         "fingerprint": _fingerprint(folder, tokenizer),
     }
     write_json(folder / "data.json", record)
     return _open(folder, record, tokenizer)
+
+
+def _look(config: TrainConfig) -> tuple[str, tuple[Part, Part], dict[str, Any]]:
+    """What the source is in words, its two parts, and what data.json says of it."""
+    name, source = config.dataset_path or config.corpus, _source(config)
+    found, dropped = survey(source(), name), 0
+    digests, size, hashes = [found.digests[~found.blank]], int(found.sizes[~found.blank].sum()), found.fingerprint
+    if config.val_path is None:
+        training, validation = divided(source, found)
+    else:
+        apart = partial(read_pieces, config.val_path, config.text_field)
+        held = survey(apart(), config.val_path)
+        training, validation, dropped = given(source, found, apart, held)
+        digests.append(held.digests[validation.wanted])
+        size += validation.num_characters
+        hashes = hashlib.sha256(f"{hashes} {held.fingerprint}".encode()).hexdigest()
+    count = sum(map(len, digests))
+    facts = {
+        "source_sha256": hashes,
+        "num_documents": count,
+        "num_copies": sum(map(num_copies, digests)),
+        "val_dropped": dropped,
+    }
+    words = f"{name}: {'1 document' if count == 1 else f'{count} documents'}, {size:,} characters"
+    return words, (training, validation), facts
+
+
+def _source(config: TrainConfig) -> Source:
+    if config.dataset_path is not None:
+        return partial(read_pieces, config.dataset_path, config.text_field)
+    if config.corpus in SOURCES:
+        synthetic = SOURCES[config.corpus]()
+        documents = [Document(synthetic.name, synthetic.generate(synthetic.num_symbols).decode())]
+    else:
+        documents = stdlib() if config.corpus == "stdlib" else stdlib_docs()
+    return lambda: (piece for one in documents for piece in document([one.text]))
+
+
+def _write_part(part: Part, tokenizer: Tokenizer, folder: Path, name: str, processes: int) -> tuple[int, int]:
+    """The tokens of a part and where its documents begin; returns how many tokens and bytes of text it has."""
+    starts, count, num_bytes, begins = array("q"), 0, 0, True
+
+    def ids() -> Iterator[np.ndarray]:
+        nonlocal count, num_bytes, begins
+        saved = folder / "tokenizer.json"
+        found = encoded(tokenizer, saved, part.texts(), num_characters=part.num_characters, processes=processes)
+        for batch, arrays in found:
+            for piece, of_piece in zip(batch, arrays, strict=True):
+                if begins:
+                    starts.append(count)
+                begins, count = piece.last, count + len(of_piece)
+                num_bytes += len(piece.text.encode())
+            yield np.concatenate(arrays)
+
+    write_tokens(folder / f"{name}.bin", ids(), vocab_size=tokenizer.vocab_size, fingerprint=tokenizer.fingerprint)
+    with atomic_write(folder / f"{name}.starts.npy") as file:
+        np.lib.format.write_array(file, np.array(starts, "<i8"), allow_pickle=False)
+    return count, num_bytes
+
+
+def take_over(path: Path, config: TrainConfig, vocab_size: int | None, folder: Path) -> Dataset | None:
+    """Data that is tokens already; None where it is text."""
+    if (path / "data.json").is_file():
+        dataset = open_prepared(path)
+        tokenizer = dataset.tokenizer
+        named = config.tokenizer in ("bytes", tokenizer.kind)  # bytes is the default
+        if not named and load_tokenizer(Path(config.tokenizer)).fingerprint != tokenizer.fingerprint:
+            raise DataError(f"{path}: is prepared with a tokenizer of its own; leave --tokenizer {config.tokenizer} out")
+        names = [name for name in os.listdir(path) if name in {"data.json", *_data_files(path)}]
+    else:
+        files = token_files(path)
+        if files is None:
+            return None
+        pickled = (path / "meta.pkl").exists()  # so the ids are characters, by a table that is never read
+        if config.tokenizer in ("char", "bpe") or (pickled and config.tokenizer == "bytes"):
+            raise NO_TOKENIZER(path=path, pickle=", and meta.pkl is a pickle, which is never read" if pickled else "")
+        tokenizer, names = make_tokenizer(config.tokenizer, "", None), []
+        tokenizer.save(folder / "tokenizer.json")
+        for name, file in files.items():
+            open_foreign(file, tokenizer.vocab_size)
+            link(file, folder / f"{name}.bin")
+    _require_room(tokenizer, config, vocab_size)
+    for name in sorted(names, key=lambda name: name == "data.json"):
+        link(path / name, folder / name)
+    if not names:
+        record = _foreign_record(path, folder, tokenizer)
+        write_json(folder / "data.json", record)
+    dataset = open_prepared(folder)
+    for tokens, name in ((dataset.train, "training"), (dataset.val, "validation")):
+        require_window(len(tokens), config.seq_len or 1, name)
+    return dataset
+
+
+def _foreign_record(path: Path, folder: Path, tokenizer: Tokenizer) -> dict[str, Any]:
+    train, val = (open_foreign(folder / f"{part}.bin", tokenizer.vocab_size) for part in PARTS)
+    num_bytes = sum(len(tokenizer.decode_bytes(val[first : first + CHUNK])) for first in range(0, len(val), CHUNK))
+    return {
+        "format_version": FORMAT_VERSION,
+        "source": f"{path}: token files, {len(train) + len(val):,} tokens",
+        "source_sha256": _hash_of([folder / f"{part}.bin" for part in PARTS]),
+        "num_documents": 1,
+        "foreign": True,
+        "synthetic": None,
+        "bytes_per_token": num_bytes / len(val),
+        "fingerprint": _fingerprint(folder, tokenizer),
+    }
+
+
+def link(source: Path, target: Path) -> None:
+    """The same file under another name, or a copy where the disk has no links. Files of data are replaced, never written into,
+    so the other name keeps its content."""
+    try:
+        os.link(source.resolve(), target)
+    except OSError:
+        shutil.copyfile(source, target)
 
 
 def fingerprints(folder: Path) -> dict[str, str]:
@@ -101,22 +225,20 @@ def source_hashes(folder: Path, config: TrainConfig) -> tuple[str, str]:
         before = json.loads((folder / "data.json").read_text(encoding="utf-8"))["source_sha256"]
     except (OSError, ValueError, LookupError, TypeError):
         before = "unknown"  # open_prepared says what is wrong with the file
-    return before, _hash_of(_documents(config))
+    path = Path(config.dataset_path or "")
+    if config.dataset_path and (path / "data.json").is_file():
+        return before, read_record(path)["source_sha256"]
+    files = token_files(path) if config.dataset_path else None
+    return before, _hash_of(files.values()) if files else _look(config)[2]["source_sha256"]
+
+
+def _hash_of(files: Iterable[Path]) -> str:
+    return hashlib.sha256(" ".join(map(file_sha256, files)).encode()).hexdigest()
 
 
 def open_prepared(folder: Path, found: str | None = None) -> Dataset:
     """What `prepare` wrote, if it is all there and unaltered. found: its fingerprint, where it was taken just now."""
-    try:
-        record = json.loads((folder / "data.json").read_text(encoding="utf-8"))
-        version, whole = record["format_version"], record.keys() >= RECORD and record["synthetic"] in (None, *SOURCES)
-    except FileNotFoundError:
-        raise DataError(f"{folder}: no prepared data here: data.json is missing") from None
-    except (ValueError, KeyError, TypeError):
-        version, whole = FORMAT_VERSION, False
-    if version != FORMAT_VERSION:
-        raise DataError(f"{folder / 'data.json'}: format {version}, this tapeless reads {FORMAT_VERSION}; use a newer tapeless")
-    if not whole:
-        raise DataError(f"{folder / 'data.json'}: damaged; expected what `tapeless train new` wrote")
+    record = read_record(folder)
     tokenizer = load_tokenizer(folder / "tokenizer.json")
     dataset = _open(folder, record, tokenizer)
     found = found or _fingerprint(folder, tokenizer)
@@ -136,46 +258,78 @@ def without_text(folder: Path) -> Dataset:
 
 def with_text(data: Dataset, path: str) -> Dataset:
     """The same tokenizer, and a text of another origin to be evaluated on, all of it."""
-    documents = read_documents(path)
-    text = join([document.text for document in documents])
-    ids = np.concatenate([data.tokenizer.encode(piece) for piece in pieces(text)])  # (m,)
+    source = partial(read_pieces, path)
+    found = survey(source(), path)
+    texts = list(Part(source, found.sizes, ~found.blank).texts())
+    arrays = data.tokenizer.encode_all([piece.text for piece in texts])
+    ids = np.concatenate(arrays)  # (m,)
     require_window(len(ids), 1, "evaluation")
-    source = f"{path}: {len(text):,} characters"
+    ends = np.cumsum([len(x) for x in arrays])[[piece.last for piece in texts]]  # (d,)
     about: dict[str, Any] = {
-        "bytes_per_token": len(text.encode()) / len(ids),
-        "source": source,
-        "num_documents": len(documents),
+        "bytes_per_token": sum(len(piece.text.encode()) for piece in texts) / len(ids),
+        "source": f"{path}: {int(found.sizes.sum()):,} characters",
+        "num_documents": len(ends),
+        "val_starts": np.concatenate([[0], ends[:-1]]),
     }
     return data._replace(val=ids, floor=None, true_source=None, **about)
 
 
-def _documents(config: TrainConfig) -> list[Document]:
-    if config.dataset_path is not None:
-        return read_documents(config.dataset_path)
-    if config.corpus in SOURCES:
-        source = SOURCES[config.corpus]()
-        return [Document(source.name, source.generate(source.num_symbols).decode())]
-    return stdlib() if config.corpus == "stdlib" else stdlib_docs()
+def read_record(folder: Path) -> dict[str, Any]:
+    """data.json."""
+    try:
+        record = json.loads((folder / "data.json").read_text(encoding="utf-8"))
+        version, whole = record["format_version"], record.keys() >= RECORD and record["synthetic"] in (None, *SOURCES)
+    except FileNotFoundError:
+        raise DataError(f"{folder}: no prepared data here: data.json is missing") from None
+    except (ValueError, KeyError, TypeError):
+        version, whole = FORMAT_VERSION, False
+    if version != FORMAT_VERSION:
+        raise DataError(f"{folder / 'data.json'}: format {version}, this tapeless reads {FORMAT_VERSION}; use a newer tapeless")
+    if not whole:
+        raise DataError(f"{folder / 'data.json'}: damaged; expected what `tapeless train new` wrote")
+    return record
 
 
-def _hash_of(documents: list[Document]) -> str:
-    return hashlib.sha256(canonical_json(documents)).hexdigest()
+def _require_room(tokenizer: Tokenizer, config: TrainConfig, vocab_size: int | None) -> None:
+    if vocab_size is not None and vocab_size < tokenizer.vocab_size:
+        raise DataError(
+            f"vocab_size {vocab_size} is below the {tokenizer.vocab_size} ids of the tokenizer ({config.tokenizer}); "
+            f"set --vocab-size to {tokenizer.vocab_size} or more"
+        )
 
 
-def _describe(config: TrainConfig, documents: list[Document]) -> str:
-    size = sum(len(document.text) for document in documents)
-    count = "1 document" if len(documents) == 1 else f"{len(documents)} documents"
-    return f"{config.dataset_path or config.corpus}: {count}, {size:,} characters"
+def _data_files(folder: Path) -> list[str]:
+    """What makes up the data but for data.json. Runs from before documents were kept have no *.starts.npy."""
+    starts = [f"{part}.starts.npy" for part in PARTS if (folder / f"{part}.starts.npy").is_file()]
+    return ["tokenizer.json", "train.bin", "val.bin", *starts]
 
 
 def _fingerprint(folder: Path, tokenizer: Tokenizer) -> str:
-    parts = (tokenizer.fingerprint, file_sha256(folder / "train.bin"), file_sha256(folder / "val.bin"))
+    parts = (tokenizer.fingerprint, *(file_sha256(folder / name) for name in _data_files(folder)[1:]))
     return hashlib.sha256(" ".join(parts).encode()).hexdigest()
 
 
 def _open(folder: Path, record: dict[str, Any], tokenizer: Tokenizer) -> Dataset:
-    train, val = (open_tokens(folder / f"{part}.bin", tokenizer.fingerprint) for part in ("train", "val"))
+    if record.get("foreign"):
+        train, val = (open_foreign(folder / f"{part}.bin", tokenizer.vocab_size) for part in PARTS)
+    else:
+        train, val = (open_tokens(folder / f"{part}.bin", tokenizer.fingerprint) for part in PARTS)
+    starts = [_open_starts(folder / f"{part}.starts.npy", len(x)) for part, x in zip(PARTS, (train, val), strict=True)]
     true_source = SOURCES[record["synthetic"]]() if record["synthetic"] else None
     floor = true_source.entropy_rate if true_source else None
     about = (record["bytes_per_token"], record["source"], record["num_documents"])
-    return Dataset(train, val, tokenizer, record["fingerprint"], floor, *about, true_source)
+    return Dataset(train, val, tokenizer, record["fingerprint"], floor, *about, true_source, *starts)
+
+
+def _open_starts(path: Path, num_tokens: int) -> np.ndarray | None:  # (d,) int64
+    if not path.is_file():
+        return None
+    try:
+        starts = np.load(path, allow_pickle=False)
+        good = starts.dtype == "<i8" and starts.ndim == 1 and starts[0] == 0 and (np.diff(starts) >= 0).all()
+        good = good and starts[-1] <= num_tokens
+    except (ValueError, EOFError, IndexError):
+        good = False
+    if not good:
+        raise DataError(f"{path}: damaged; expected where the documents begin; prepare the data again")
+    return starts

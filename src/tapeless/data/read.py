@@ -1,60 +1,77 @@
-"""Your own text: a file, a folder, a glob, or JSONL with a `text` field, as documents.
+"""Your own text, as documents in pieces: a file, a folder, a glob, JSONL, each also as .gz or .zst; Parquet and datasets of
+Hugging Face by columns.py.
 
 Bytes are kept as they are (line ends too), only a UTF-8 byte order mark goes. What cannot be text is an error that names the
 place: guessing an encoding would train a model on mojibake. In a folder the files with a suffix of TEXT are taken, hidden
-ones aside, in the order of their paths; a file without text among several is passed over, alone it is an error.
+ones aside, in the order of their paths. Nothing is held but the piece that is read.
 Judged by: tests/data/test_read.py."""
 
+import codecs
 import glob
+import gzip
+import io
 import json
 import os
+import zlib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO, Any
 
 from tapeless.data.files import is_pickle
+from tapeless.data.pieces import Piece, document
 from tapeless.errors import (
     BAD_RECORD,
     BINARY_FILE,
-    EMPTY_DATA,
     NO_FILES,
     NO_SUCH_PATH,
     NO_TEXT_FIELD,
     NOT_JSON,
     NOT_UTF8,
-    ONLY_WHITESPACE,
+    NOT_WHOLE,
     OTHER_ENCODING,
     PICKLE,
     UNREADABLE,
     DataError,
+    MissingError,
 )
 
 JSONL = {".jsonl", ".ndjson"}
+PARQUET = {".parquet"}
+PACKED = {".gz", ".zst"}
 PROSE = {".txt", ".text", ".md", ".markdown", ".rst", ".org", ".tex", ".log", ".csv", ".tsv", ".json", ".html", ".htm", ".xml"}
 CODE = {".py", ".pyi", ".c", ".h", ".cc", ".cpp", ".hpp", ".rs", ".go", ".zig", ".java", ".kt", ".js", ".ts", ".lua", ".rb"}
 CODE |= {".sh", ".sql", ".toml", ".yaml", ".yml", ".ini", ".cfg"}
-TEXT = JSONL | PROSE | CODE
+TEXT = JSONL | PARQUET | PROSE | CODE
+BLOCK = 1 << 20  # bytes read in one go
 
 
-class Document(NamedTuple):
-    name: str
-    text: str
+def read_pieces(path: str, field: str = "text") -> Iterator[Piece]:
+    """Every document of a source, one after the other. field: the one that holds the text of a record or row."""
+    from tapeless.data import columns
 
-
-def read_documents(path: str) -> list[Document]:
-    files = find_files(path)
-    documents = [document for file in files for document in read_file(file) if document.text.strip()]
-    if not documents:
-        empty = all(os.path.getsize(file) == 0 for file in files)
-        raise (EMPTY_DATA if empty else ONLY_WHITESPACE)(path=path)
-    return documents
+    if columns.is_dataset(path):
+        for text in columns.dataset_texts(path, field):
+            yield from document([text])
+        return
+    for file in find_files(path):
+        suffix = suffix_of(file)
+        if suffix in PARQUET:
+            texts = columns.parquet_texts(file, field)
+        elif suffix in JSONL:
+            texts = read_jsonl(file, field)
+        else:
+            yield from read_text(file)
+            continue
+        for text in texts:
+            yield from document([text])
 
 
 def find_files(path: str) -> list[Path]:
     if os.path.isdir(path):
         files = list(_walk(path))
         if not files:
-            fix = "expected suffixes such as .txt, .md, .py or .jsonl"
+            fix = "expected suffixes such as .txt, .md, .py, .jsonl or .parquet"
             raise NO_FILES(path=path, what="no text files in this folder", fix=fix)
         return files
     if os.path.isfile(path):
@@ -70,58 +87,131 @@ def find_files(path: str) -> list[Path]:
     return files
 
 
+def suffix_of(path: Path) -> str:
+    """What is inside: .jsonl of a.jsonl and of a.jsonl.gz."""
+    packed = path.suffix.lower() in PACKED
+    return Path(path.stem if packed else path.name).suffix.lower()
+
+
 def _walk(folder: str) -> Iterator[Path]:
     for root, folders, names in os.walk(folder):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         for name in sorted(names):
-            if not name.startswith(".") and Path(name).suffix.lower() in TEXT:
+            if not name.startswith(".") and suffix_of(Path(name)) in TEXT:
                 yield Path(root, name)
 
 
-def read_file(path: Path) -> list[Document]:
+@contextmanager
+def opened(path: Path) -> Iterator[IO[bytes]]:
+    """The bytes inside a file, unpacked while they are read; whatever fails on the way names the file."""
     try:
-        data = path.read_bytes()
+        suffix = path.suffix.lower()
+        with _unpacked(path, suffix) if suffix in PACKED else open(path, "rb") as file:
+            yield file
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise NOT_WHOLE(path=path, form="gzip", reason=error) from None
     except OSError as error:
-        raise UNREADABLE(path=path, reason=error.strerror) from None
-    if is_pickle(data):
-        raise PICKLE(path=path, expected="UTF-8 text")
-    text = decode(data, str(path))
-    return read_jsonl(text, str(path)) if path.suffix.lower() in JSONL else [Document(str(path), text)]
+        raise UNREADABLE(path=path, reason=error.strerror or error) from None
 
 
-def decode(data: bytes, where: str) -> str:
+def _unpacked(path: Path, suffix: str) -> Any:
+    if suffix == ".gz":
+        return gzip.open(path, "rb")
+    try:
+        import zstandard
+    except ImportError:
+        raise MissingError(f"{path} needs the package `zstandard`: pip install zstandard") from None
+    return _Zstandard(path, zstandard)
+
+
+class _Zstandard:
+    """A .zst file; its package's own error becomes ours."""
+
+    def __init__(self, path: Path, package: Any):
+        self._path, self._error = path, package.ZstdError
+        self._file = package.open(path, "rb")
+
+    def __enter__(self) -> IO[bytes]:
+        return io.BufferedReader(self._file)  # by lines, which the package's own reader does not know
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        self._file.close()
+        if isinstance(error, self._error):
+            raise NOT_WHOLE(path=self._path, form="zstandard", reason=error) from None
+
+
+def read_text(path: Path) -> Iterator[Piece]:
+    """One document; a file of 0 bytes is none."""
+    with opened(path) as file:
+        first = file.read(BLOCK)
+        if first:
+            yield from document(_decoded(first, file, str(path)))
+
+
+def _decoded(block: bytes, file: IO[bytes], where: str) -> Iterator[str]:
+    offset, held = _after_mark(block, where), b""
+    block = block[offset:]
+    while block:
+        held += block
+        block = file.read(BLOCK)
+        text, used = decode(held, where, offset, final=not block)
+        yield text
+        held, offset = held[used:], offset + used
+
+
+def _after_mark(head: bytes, where: str) -> int:
+    """Where the text begins, behind a byte order mark of UTF-8."""
+    if is_pickle(head):
+        raise PICKLE(path=where, expected="UTF-8 text")
     for mark, encoding in ((b"\xff\xfe\0\0", "UTF-32"), (b"\xff\xfe", "UTF-16"), (b"\xfe\xff", "UTF-16")):
-        if data.startswith(mark):
+        if head.startswith(mark):
             raise OTHER_ENCODING(path=where, encoding=encoding)
+    return 3 * head.startswith(b"\xef\xbb\xbf")
+
+
+def decode(data: bytes, where: str, offset: int, final: bool = True) -> tuple[str, int]:
+    """The text of bytes that stand at `offset`, and how many it took: the end may be the beginning of a character."""
     zero = data.find(b"\0")
     if zero >= 0:
-        raise BINARY_FILE(path=where, offset=zero)
+        raise BINARY_FILE(path=where, offset=offset + zero)
     try:
-        return data.removeprefix(b"\xef\xbb\xbf").decode()
+        return codecs.utf_8_decode(data, "strict", final)
     except UnicodeDecodeError as error:
-        offset = error.start + 3 * data.startswith(b"\xef\xbb\xbf")
-        raise NOT_UTF8(path=where, byte=data[offset], offset=offset, reason=error.reason) from None
+        byte = data[error.start]
+        raise NOT_UTF8(path=where, byte=byte, offset=offset + error.start, reason=error.reason) from None
 
 
-def read_jsonl(text: str, where: str) -> list[Document]:
-    documents = []
-    for number, line in enumerate(text.split("\n"), 1):
-        if not line.strip():
-            continue
-        try:
-            record = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise NOT_JSON(path=where, line=number, reason=f"{error.msg} at column {error.colno}") from None
-        except RecursionError:
-            raise BAD_RECORD(path=where, line=number, got="one that is nested too deeply") from None
-        if not isinstance(record, dict):
-            raise BAD_RECORD(path=where, line=number, got=type(record).__name__)
-        if "text" not in record:
-            raise NO_TEXT_FIELD(path=where, line=number, got=", ".join(list(record)[:8]) or "an empty object")
-        value = record["text"]
-        if not isinstance(value, str):
-            raise BAD_RECORD(path=where, line=number, got=f"a `text` of type {type(value).__name__}")
-        if any("\ud800" <= character <= "\udfff" for character in value):
-            raise BAD_RECORD(path=where, line=number, got="half of a surrogate pair, which is no character")
-        documents.append(Document(f"{where}:{number}", value))
-    return documents
+def read_jsonl(path: Path, field: str) -> Iterator[str]:
+    where, offset = str(path), 0
+    with opened(path) as file:
+        for number, line in enumerate(file, 1):
+            skipped = _after_mark(line, where) if number == 1 else 0
+            text, _ = decode(line[skipped:], where, offset + skipped)
+            offset += len(line)
+            if text.strip():
+                yield _record_text(text, where, number, field)
+
+
+def _record_text(line: str, where: str, number: int, field: str) -> str:
+    def bad(got: str) -> Exception:
+        return BAD_RECORD(path=where, line=number, field=field, got=got)
+
+    try:
+        record = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise NOT_JSON(path=where, line=number, reason=f"{error.msg} at column {error.colno}") from None
+    except RecursionError:
+        raise bad("one that is nested too deeply") from None
+    if not isinstance(record, dict):
+        raise bad(type(record).__name__)
+    if field not in record:
+        got = ", ".join(list(record)[:8]) or "an empty object"
+        raise NO_TEXT_FIELD(path=where, line=number, field=field, got=got)
+    value = record[field]
+    if not isinstance(value, str):
+        raise bad(f"a `{field}` of type {type(value).__name__}")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise bad("half of a surrogate pair, which is no character") from None
+    return value

@@ -14,11 +14,11 @@ from pathlib import Path
 import numpy as np
 
 from tapeless.data.files import atomic_write
-from tapeless.errors import BEYOND_VOCABULARY, DataError
+from tapeless.errors import BEYOND_VOCABULARY, TOO_FEW_TOKENS, DataError
 
 HEADER = struct.Struct("<8sHHIQQ32s")
 MAGIC, VERSION = b"TAPELESS", 1
-CHUNK = 1 << 24  # ids looked at in one go
+CHUNK = 1 << 20  # ids looked at in one go
 
 
 def _pack(width: int, count: int, vocab_size: int, fingerprint: str) -> bytes:
@@ -27,7 +27,7 @@ def _pack(width: int, count: int, vocab_size: int, fingerprint: str) -> bytes:
     return HEADER.pack(MAGIC, VERSION, width, crc, *fields)
 
 
-def _check_ids(ids: np.ndarray, first: int, vocab_size: int, where: Path) -> None:
+def check_ids(ids: np.ndarray, first: int, vocab_size: int, where: Path) -> None:
     wrong = np.flatnonzero((ids < 0) | (ids >= vocab_size))
     if len(wrong):
         at, token = first + int(wrong[0]), int(ids[wrong[0]])
@@ -40,7 +40,7 @@ def write_tokens(path: Path, chunks: Iterable[np.ndarray], *, vocab_size: int, f
     with atomic_write(path) as file:
         file.write(bytes(HEADER.size))
         for ids in chunks:  # (n,) of any integer type
-            _check_ids(ids, count, vocab_size, path)
+            check_ids(ids, count, vocab_size, path)
             file.write(ids.astype(f"<u{width}").tobytes())
             count += len(ids)
         file.seek(0)
@@ -76,6 +76,19 @@ def open_tokens(path: Path, fingerprint: str) -> np.memmap:  # (count,) uint16 o
     if count == 0:
         raise DataError(f"{path}: holds no tokens; {again}")
     tokens = np.memmap(path, f"<u{width}", "r", HEADER.size, (count,))
-    for first in range(0, count, CHUNK):
-        _check_ids(tokens[first : first + CHUNK], first, vocab_size, path)
+    check_all(path, tokens, vocab_size)
     return tokens
+
+
+def check_all(path: Path, tokens: np.memmap, vocab_size: int) -> None:  # (n,)
+    """Every id of a file. It is read, not looked at through the map, whose pages would all stay in memory."""
+    with open(path, "rb") as file:
+        file.seek(tokens.offset)
+        for first in range(0, len(tokens), CHUNK):
+            check_ids(np.fromfile(file, tokens.dtype, CHUNK), first, vocab_size, path)
+
+
+def require_window(num_tokens: int, seq_len: int, part: str) -> None:
+    if num_tokens < seq_len + 1:
+        most = max(num_tokens - 1, 1)
+        raise TOO_FEW_TOKENS(part=part, count=num_tokens, seq_len=seq_len, needed=seq_len + 1, most=most)

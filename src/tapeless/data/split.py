@@ -3,35 +3,63 @@
 One document: the last tenth of its characters. Several: whole documents, walked in the order of their content's hash, are held
 out as long as they fit into a tenth of all characters; where none fits, the shortest. So the names and the order of files do
 not matter, copies of a text always stay on one side, and the held-out part is never empty and never everything.
-Joining: every document but the last gets a newline where it does not end in one, and an empty line behind it.
+Where the validation text is given by itself, what also stands in the training text is dropped from it, and so are copies.
 Judged by: tests/data/test_split.py."""
 
-import hashlib
-from collections import defaultdict
-from collections.abc import Sequence
+import numpy as np
 
 VALIDATION_SHARE = 10  # one part in ten
 
 
-def split(texts: Sequence[str]) -> tuple[list[str], list[str]]:  # training, validation
-    copies: dict[str, list[int]] = defaultdict(list)  # hash of the content -> which texts have it
-    for i, text in enumerate(texts):
-        copies[hashlib.sha256(text.encode()).hexdigest()].append(i)
-    if len(copies) == 1:
-        cut = len(texts[0]) * (VALIDATION_SHARE - 1) // VALIDATION_SHARE
-        return [texts[0][:cut]] * len(texts), [texts[0][cut:]]
-    sizes = {content: sum(len(texts[i]) for i in copies[content]) for content in sorted(copies)}
-    room, held_out = sum(sizes.values()) // VALIDATION_SHARE, set()
-    for content, size in sizes.items():
+def held_out(
+    digests: np.ndarray,  # (n, 32) uint8: the hash of each document
+    sizes: np.ndarray,  # (n,) int64: its characters
+) -> np.ndarray | None:  # (n,) bool
+    """Which documents are validated on; None where all are copies of one text, which is to be cut."""
+    order, first = _groups(digests)  # copies side by side, in the order of their hash
+    if len(first) == 1:
+        return None
+    group_sizes = np.add.reduceat(sizes[order], first)  # (g,)
+    room, chosen = int(sizes.sum()) // VALIDATION_SHARE, np.zeros(len(first), bool)
+    for group, size in enumerate(group_sizes.tolist()):
         if size <= room:
             room -= size
-            held_out |= set(copies[content])
-    if not held_out:
-        held_out = set(copies[min(sizes, key=lambda content: sizes[content])])
-    training = [text for i, text in enumerate(texts) if i not in held_out]
-    return training, [texts[i] for i in sorted(held_out)]
+            chosen[group] = True
+    if not chosen.any():
+        chosen[group_sizes.argmin()] = True
+    mask = np.zeros(len(sizes), bool)
+    mask[order] = np.repeat(chosen, np.diff(first, append=len(sizes)))
+    return mask
 
 
-def join(texts: Sequence[str]) -> str:
-    ended = [text if text.endswith("\n") else text + "\n" for text in texts[:-1]]
-    return "\n".join([*ended, *texts[-1:]])
+def cut_of(size: int) -> int:
+    """Where the held-out end of a single document begins."""
+    return size * (VALIDATION_SHARE - 1) // VALIDATION_SHARE
+
+
+def unseen(
+    validation: np.ndarray,  # (m, 32) uint8
+    training: np.ndarray,  # (n, 32) uint8
+) -> np.ndarray:  # (m,) bool
+    """Which validation documents do not stand in the training text, nor earlier among themselves."""
+    places: dict[bytes, int] = {}
+    for i, digest in enumerate(validation):
+        places.setdefault(digest.tobytes(), i)
+    for digest in training:
+        places.pop(digest.tobytes(), None)
+    mask = np.zeros(len(validation), bool)
+    mask[list(places.values())] = True
+    return mask
+
+
+def num_copies(digests: np.ndarray) -> int:  # (n, 32) uint8
+    """Documents whose text another one has already."""
+    return len(digests) - len(_groups(digests)[1]) if len(digests) else 0
+
+
+def _groups(digests: np.ndarray) -> tuple[np.ndarray, np.ndarray]:  # (n,), (g,) int64
+    """An order in which equal hashes are neighbours, ascending, and where in it each group of equal ones begins."""
+    words = np.ascontiguousarray(digests).view(">u8")  # (n, 4): sorted as numbers as their bytes are
+    order = np.lexsort(words.T[::-1])
+    differs = (np.diff(words[order], axis=0) != 0).any(1)
+    return order, np.flatnonzero(np.concatenate([[True], differs]))

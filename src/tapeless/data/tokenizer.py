@@ -9,7 +9,7 @@ Judged by: tests/data/test_tokenizer.py, against `tokenizers`."""
 import codecs
 import hashlib
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,6 @@ from tapeless.data.files import canonical_json, is_pickle, write_json
 from tapeless.errors import PICKLE, UNREADABLE, DataError
 
 REPLACEMENT = "\ufffd".encode()
-PIECE = 1 << 20  # characters
 
 
 class Tokenizer:
@@ -39,6 +38,9 @@ class Tokenizer:
     def encode_prompt(self, text: str) -> np.ndarray:  # (n,) int64
         """As the beginning of a text: with whatever the tokenizer puts there, such as a first token of its own."""
         return self.encode(text)
+
+    def encode_all(self, texts: Sequence[str]) -> list[np.ndarray]:  # (n,) int64 each
+        return [self.encode(text) for text in texts]
 
     def decode_bytes(self, ids: Iterable[int]) -> bytes:
         return b"".join(self.table[i] if 0 <= i < self.vocab_size else REPLACEMENT for i in map(int, ids))
@@ -110,6 +112,7 @@ class CharTokenizer(Tokenizer):
     def __init__(self, characters: Iterable[str]):
         """To `tokenizers` this is a word-level model in which every character is a word."""
         self.characters = sorted(set(characters))
+        self.known = frozenset(self.characters)
         self._codes = np.array([ord(character) for character in self.characters])  # (V,) ascending
         split = {"type": "Split", "pattern": {"Regex": r"[\s\S]"}, "behavior": "Isolated", "invert": False}
         vocab = {character: i for i, character in enumerate(self.characters)}
@@ -133,33 +136,19 @@ class CharTokenizer(Tokenizer):
         return ids
 
 
-def pieces(text: str) -> Iterator[str]:
-    """The text in parts of about a million characters, so that a large one is never tokenized in one go.
-
-    Cuts fall before a newline behind a visible character. No match of GPT-2's split pattern goes across such a place, so
-    the ids are those of the whole text; another pattern may differ by a token at a cut."""
-    start = 0
-    while len(text) - start > PIECE:
-        cut = text.find("\n", start + PIECE)
-        while cut >= 0 and text[cut - 1].isspace():
-            cut = text.find("\n", cut + 1)
-        if cut < 0:
-            break
-        yield text[start:cut]
-        start = cut
-    yield text[start:]
-
-
-def make_tokenizer(kind: str, text: str, vocab_size: int | None) -> Tokenizer:
-    """The tokenizer that a configuration names: bytes, char, bpe (both made from `text`), or the path of a tokenizer.json."""
+def make_tokenizer(kind: str, texts: Iterable[str], vocab_size: int | None) -> Tokenizer:
+    """The tokenizer that a configuration names: bytes, char, bpe (both made from `texts`), or the path of a tokenizer.json."""
     if kind == "bytes":
         return ByteTokenizer()
     if kind == "char":
-        return CharTokenizer(text)
+        characters: set[str] = set()
+        for text in texts:
+            characters |= set(text)
+        return CharTokenizer(characters)
     if kind == "bpe":
         from tapeless.data.bpe import train_bpe
 
-        return train_bpe(pieces(text), vocab_size)
+        return train_bpe(texts, vocab_size)
     return load_tokenizer(Path(kind))
 
 

@@ -169,7 +169,7 @@ class Display:
             if trainer.best_step is not None and trainer.best_step != found["step"]:
                 rows.append(("best", f"{trainer.best_val_loss:.4f}   at step {trainer.best_step:,}"))
         assert self.beaten is not None
-        own = trainer.data.source_loss(*trainer.validation)
+        own = trainer.data.source_loss(*trainer.validation[:2])
         if own is not None:
             rows.append(("source", f"{beside(own, found)}: the true source's own on the same windows"))
         return rows + [(name, beside(value, found)) for name, value in reversed(marks(trainer.data, self.beaten)[:3])]

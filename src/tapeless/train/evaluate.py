@@ -4,7 +4,7 @@ Judged by: tests/train/test_evaluate.py."""
 
 import math
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -20,14 +20,20 @@ class Evaluation(NamedTuple):
     bits_per_byte: float
 
 
+Options = dict[str, Any]  # documents (n, T) by name, where there are any
+
+
 def rows_at_once(seq_len: int) -> int:
     return max(1, TOKENS // seq_len)
 
 
-def _pieces(model: AnyModel, tokens: Tensor, targets: Tensor) -> Iterator[tuple[Tensor, Tensor]]:  # (n, T) both
+def _pieces(
+    model: AnyModel, tokens: Tensor, targets: Tensor, documents: Tensor | None
+) -> Iterator[tuple[Tensor, Tensor, Options]]:  # tokens, targets (n, T)
     rows = rows_at_once(tokens.shape[1])
-    for x, y in zip(tokens.split(rows), targets.split(rows), strict=True):
-        yield x.to(model.device), y.to(model.device)
+    batch = [tokens, targets] if documents is None else [tokens, targets, documents]
+    for x, y, *apart in zip(*(part.split(rows) for part in batch), strict=True):
+        yield x.to(model.device), y.to(model.device), {"documents": apart[0].to(model.device)} if apart else {}
 
 
 def evaluate(
@@ -36,19 +42,22 @@ def evaluate(
     targets: Tensor,  # (N, T) int64; -100 is not counted
     bytes_per_token: float,
     *,
+    documents: Tensor | None = None,  # (N, T) int64: attention stays inside each
     stopped: Callable[[], bool] = lambda: False,
 ) -> Evaluation | None:
     """The mean over all valid targets; None where `stopped` said so on the way."""
     loss = 0.0
-    for x, y in _pieces(model, tokens, targets):
+    for x, y, apart in _pieces(model, tokens, targets, documents):
         if stopped():
             return None
-        loss += float(model.loss(x, y, num_targets=1))
+        loss += float(model.loss(x, y, num_targets=1, **apart))
     mean = loss / int((targets != IGNORED).sum())
     return Evaluation(mean, math.inf if mean > 700 else math.exp(mean), mean / math.log(2) / bytes_per_token)
 
 
-def accuracy(model: AnyModel, tokens: Tensor, targets: Tensor) -> float:
+def accuracy(model: AnyModel, tokens: Tensor, targets: Tensor, documents: Tensor | None = None) -> float:
     """The share of valid targets (N, T) that are the likeliest prediction."""
-    right = sum(int((model.logits(x).argmax(-1) == y).sum()) for x, y in _pieces(model, tokens, targets))
+    right = sum(
+        int((model.logits(x, **apart).argmax(-1) == y).sum()) for x, y, apart in _pieces(model, tokens, targets, documents)
+    )
     return right / int((targets != IGNORED).sum())

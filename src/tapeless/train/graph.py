@@ -35,7 +35,7 @@ def graphed_step(model: AnyModel, optimizer: FlatOptimizer, config: TrainConfig)
     """The captured step where one can be, and None, with the reason in the log, where not."""
     if model.device.type != "cuda":
         return None
-    reason = _obstacle(model, optimizer)
+    reason = _obstacle(model, optimizer, config)
     if reason is not None:
         log.warning("no CUDA graph: %s; each kernel is launched by itself", reason)
         return None
@@ -44,13 +44,15 @@ def graphed_step(model: AnyModel, optimizer: FlatOptimizer, config: TrainConfig)
     return GraphedStep(model, optimizer, grad_clip=config.grad_clip, grad_accum=config.grad_accum)
 
 
-def _obstacle(model: AnyModel, optimizer: FlatOptimizer) -> str | None:
+def _obstacle(model: AnyModel, optimizer: FlatOptimizer, config: TrainConfig) -> str | None:
     if not isinstance(model, Transformer) or not model.ops.capturable or model.ops.grad_norm is None:
         return f"ops {model.ops.name!r} wait for the device within a step"
     if type(optimizer) is not AdamW or optimizer.fused is None:
         return f"{type(optimizer).__name__} is no kernel that reads its numbers on the device"
     if model.config.dropout:
         return "a mask of dropout is drawn from the number of its step, which a graph could not change"
+    if config.document_attention:
+        return "a graph has no place for the documents of a batch"
     return None
 
 
@@ -125,7 +127,7 @@ class GraphedStep:
         good = ((tokens >= 0) & (tokens < V) & (ignored | ((targets >= 0) & (targets < V)))).all()
         count = (~ignored).sum().clamp_min(1).float()
         losses: list[Tensor] = []
-        for x, y in micro_batches(tokens, targets, self.grad_accum):
+        for x, y in micro_batches(self.grad_accum, tokens, targets):
             losses.append(model.forward_backward(x, y, num_targets=count, fresh=not losses, check=False))
         loss = sum(losses[1:], losses[0])
         assert model.ops.grad_norm is not None

@@ -39,6 +39,7 @@ def first_bad_tensor(
     model: AnyModel,
     tokens: Tensor,  # (k*B, T) int64
     targets: Tensor,  # (k*B, T) int64
+    documents: Tensor | None = None,  # (k*B, T) int64
     *,
     grad_accum: int,
     step: int,
@@ -50,7 +51,8 @@ def first_bad_tensor(
     shown, again = None, ""
     if isinstance(model, Transformer):
         try:
-            shown = _first_shown(model, tokens, targets, grad_accum=grad_accum, step=step, first_sample=first_sample)
+            batch = [tokens, targets] if documents is None else [tokens, targets, documents]
+            shown = _first_shown(model, *batch, grad_accum=grad_accum, step=step, first_sample=first_sample)
             again = "computed once more, every op was finite"
         except torch.OutOfMemoryError:  # beside a captured step, which has activations of its own
             again = "there was no memory to compute it once more"
@@ -67,7 +69,11 @@ def first_bad_tensor(
 
 
 def _first_shown(
-    model: Transformer, tokens: Tensor, targets: Tensor, *, grad_accum: int, step: int, first_sample: int
+    model: Transformer,
+    *batch: Tensor,  # (k*B, T) int64: tokens, targets, and documents where there are any
+    grad_accum: int,
+    step: int,
+    first_sample: int,
 ) -> BadTensor | None:
     found: list[BadTensor] = []
 
@@ -75,13 +81,15 @@ def _first_shown(
         if not found:
             found.extend(_bad_of(seen, model.store))
 
-    num_targets = valid_targets(targets)
+    num_targets = valid_targets(batch[1])
     model.zero_grads()
     with watched(model, look):
-        for x, y in micro_batches(tokens, targets, grad_accum):
+        for x, y, *apart in micro_batches(grad_accum, *batch):
             if not found:
                 # Unchecked, so that it goes on behind a bad weight.
-                model.forward_backward(x, y, num_targets=num_targets, step=step, first_sample=first_sample, check=False)
+                options: dict[str, Any] = {"documents": apart[0]} if apart else {}
+                options |= {"num_targets": num_targets, "step": step, "first_sample": first_sample}
+                model.forward_backward(x, y, **options, check=False)
             first_sample += len(x)
     return found[0] if found else None
 
@@ -127,8 +135,8 @@ def _owner(name: str) -> str:
     return name.rpartition(".")[0]
 
 
-def write_dump(path: Path, bad: BadTensor, tokens: Tensor, targets: Tensor, facts: Mapping[str, Any]) -> None:
+def write_dump(path: Path, bad: BadTensor, batch: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
     """Everything that is needed to compute the step again elsewhere, but for the weights, which the checkpoint has."""
     first = bad._asdict() | {"value": str(bad.value)}  # JSON has no NaN
-    batch = {"tokens": tokens.tolist(), "targets": targets.tolist()}
-    write_json(path, {**facts, "first_bad_tensor": first, "batch": batch})
+    ids = {name: x.tolist() for name, x in batch.items()}
+    write_json(path, {**facts, "first_bad_tensor": first, "batch": ids})

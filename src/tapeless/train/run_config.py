@@ -24,6 +24,8 @@ FROZEN = {"tokenizer"}
 FREE = {
     "max_time",
     "dataset_path",
+    "val_path",
+    "text_field",
     "corpus",
     "threads",
     "deterministic",

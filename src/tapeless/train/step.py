@@ -7,7 +7,7 @@ Judged by: tests/train/test_step.py and level L4 (verify/training.py)."""
 
 import math
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -26,6 +26,17 @@ class StepResult(NamedTuple):
     skipped: bool = False  # the loss was above its limit: nothing was updated
 
 
+class StepMetrics(NamedTuple):
+    step: int  # steps taken, this one included
+    epoch: int
+    tokens: int  # seen so far
+    loss: float
+    lr: float
+    grad_norm: float
+    step_seconds: float
+    tokens_per_second: float
+
+
 def optimizer_of(model: AnyModel, config: TrainConfig) -> FlatOptimizer:
     """The optimizer that a configuration describes, with the model's own kernels where its ops have them."""
     decay = {spec.name for spec in model.store.layout.specs.values() if spec.decay}
@@ -36,6 +47,7 @@ def accumulate_gradients(
     model: AnyModel,
     tokens: Tensor,  # (k*B, T) int64
     targets: Tensor,  # (k*B, T) int64
+    documents: Tensor | None = None,  # (k*B, T) int64
     *,
     grad_accum: int,
     step: int,
@@ -44,22 +56,22 @@ def accumulate_gradients(
     """The gradients of `grad_accum` micro-batches together, whatever they held before; returned is the loss of all of them."""
     num_targets = valid_targets(targets)
     losses: list[Tensor] = []
-    for x, y in micro_batches(tokens, targets, grad_accum):
-        loss = model.forward_backward(x, y, num_targets=num_targets, step=step, first_sample=first_sample, fresh=not losses)
-        losses.append(loss)
+    for x, y, *apart in micro_batches(grad_accum, tokens, targets, *([] if documents is None else [documents])):
+        options: dict[str, Any] = {"documents": apart[0]} if apart else {}
+        options |= {"num_targets": num_targets, "step": step, "first_sample": first_sample, "fresh": not losses}
+        losses.append(model.forward_backward(x, y, **options))
         first_sample += len(x)
     return float(sum(losses))
 
 
 def micro_batches(
-    tokens: Tensor,  # (k*B, T)
-    targets: Tensor,  # (k*B, T)
     k: int,
-) -> Iterator[tuple[Tensor, Tensor]]:  # k times (B, T), (B, T)
-    if len(tokens) % k:
-        raise InputError(f"a batch of {len(tokens)} rows cannot be cut into grad_accum = {k} equal micro-batches")
-    rows = len(tokens) // k
-    return zip(tokens.split(rows), targets.split(rows), strict=True)
+    *batch: Tensor,  # (k*B, T): tokens, targets, and documents where there are any
+) -> Iterator[tuple[Tensor, ...]]:  # k times (B, T) of each
+    count = len(batch[0])
+    if count % k:
+        raise InputError(f"a batch of {count} rows cannot be cut into grad_accum = {k} equal micro-batches")
+    return zip(*(x.split(count // k) for x in batch), strict=True)
 
 
 def train_step(
@@ -67,6 +79,7 @@ def train_step(
     optimizer: FlatOptimizer,
     tokens: Tensor,  # (k*B, T) int64
     targets: Tensor,  # (k*B, T) int64
+    documents: Tensor | None = None,  # (k*B, T) int64
     *,
     lr: float,
     grad_clip: float,
@@ -76,7 +89,8 @@ def train_step(
     loss_limit: float = math.inf,
 ) -> StepResult:
     """loss_limit: above it, nothing is updated (guard.py)."""
-    loss = accumulate_gradients(model, tokens, targets, grad_accum=grad_accum, step=step, first_sample=first_sample)
+    counts = {"grad_accum": grad_accum, "step": step, "first_sample": first_sample}
+    loss = accumulate_gradients(model, tokens, targets, documents, **counts)
     norm = float((model.ops.grad_norm or grad_norm)(model.store.flat_grads))
     if not (math.isfinite(loss) and math.isfinite(norm)):
         raise NonFiniteError(f"step {step + 1}: loss {loss}, gradient norm {norm}; nothing was updated: try a smaller lr")

@@ -14,7 +14,7 @@ Judged by: tests/train/test_trainer.py, tests/train/test_resume.py."""
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,6 +29,7 @@ from tapeless.model.build import AnyModel
 from tapeless.optim.ema import EMA, Ema
 from tapeless.optim.schedule import learning_rate
 from tapeless.train.checkpoint import Checkpoint, restore, save_checkpoint
+from tapeless.train.documents import document_starts
 from tapeless.train.evaluate import Evaluation, evaluate
 from tapeless.train.graph import graphed_step
 from tapeless.train.guard import SpikeGuard
@@ -37,7 +38,7 @@ from tapeless.train.layer_watch import LayerWatch
 from tapeless.train.nonfinite import first_bad_tensor, write_dump
 from tapeless.train.rotation import is_new_best, mark_best, repair_names, rotate
 from tapeless.train.run_dir import RunDir
-from tapeless.train.step import StepResult, optimizer_of, train_step
+from tapeless.train.step import StepMetrics, StepResult, optimizer_of, train_step
 
 DEFAULT_STEPS = 1000
 WARMUP_SHARE, WARMUP_MOST = 0.05, 100
@@ -60,17 +61,6 @@ def total_steps(c: TrainConfig, num_windows: int, *, steps: int = 0, samples: in
     return min(limits, default=DEFAULT_STEPS)
 
 
-class StepMetrics(NamedTuple):
-    step: int  # steps taken, this one included
-    epoch: int
-    tokens: int  # seen so far
-    loss: float
-    lr: float
-    grad_norm: float
-    step_seconds: float
-    tokens_per_second: float
-
-
 class Trainer:
     def __init__(
         self,
@@ -91,8 +81,9 @@ class Trainer:
         self.on_event, self.before_save = on_event, before_save
         self._asked, self._deadline = stopped, time.monotonic() + seconds(config.max_time)
         self.seq_len: int = config.seq_len or default_seq_len(model.config)
-        self.loader = Loader(data.train, self.seq_len, config.batch_size * config.grad_accum, config.seed)
-        self.validation = validation_windows(data.val, self.seq_len, config.eval_windows)
+        starts = document_starts(model, config, data)
+        self.loader = Loader(data.train, self.seq_len, config.batch_size * config.grad_accum, config.seed, starts[0])
+        self.validation = validation_windows(data.val, self.seq_len, config.eval_windows, starts[1])
         self.optimizer = optimizer_of(model, config)
         self.ema = Ema(model.params, config.ema_decay) if config.ema_decay else None
         self._graphed = graphed_step(model, self.optimizer, config)
@@ -127,23 +118,23 @@ class Trainer:
             warmup_steps=self.warmup_steps,
         )
 
-    def next_batch(self) -> tuple[Tensor, Tensor]:  # tokens, targets (k*B, T) int64, k = grad_accum
-        tokens, targets = self.loader.batch(self.samples)
-        return tokens.to(self.model.device), targets.to(self.model.device)
+    def next_batch(self) -> tuple[Tensor, ...]:  # tokens, targets (k*B, T) int64, k = grad_accum; documents if kept apart
+        return tuple(part.to(self.model.device) for part in self.loader.batch(self.samples))
 
     def step(
         self,
         tokens: Tensor,  # (k*B, T) int64, k = grad_accum
         targets: Tensor,  # (k*B, T) int64
+        documents: Tensor | None = None,  # (k*B, T) int64: attention stays inside each
     ) -> StepMetrics:
         if self.config.paranoid and (self.steps + 1) % self.config.paranoid == 0:
             check_identities(self.model, tokens, targets, step=self.steps, first_sample=self.samples)
         start = time.perf_counter()
         epoch, lr = self.loader.epoch_of(self.samples), self.learning_rate(self.steps)
         try:
-            result = self._computed(tokens, targets, lr)
+            result = self._computed(tokens, targets, documents, lr)
         except NonFiniteError as error:
-            raise self._dumped(error, tokens, targets, lr) from None
+            raise self._dumped(error, tokens, targets, documents, lr) from None
         if self.ema is not None and not result.skipped:
             self.ema.update(self.optimizer.t)
         taken = time.perf_counter() - start
@@ -153,10 +144,10 @@ class Trainer:
         speed = tokens.numel() / taken
         return StepMetrics(self.steps, epoch, self.tokens, result.loss, lr, result.grad_norm, taken, speed)
 
-    def _computed(self, tokens: Tensor, targets: Tensor, lr: float) -> StepResult:
+    def _computed(self, tokens: Tensor, targets: Tensor, documents: Tensor | None, lr: float) -> StepResult:
         """The step itself, under the guard against spikes."""
         limit = self.spikes.limit()
-        if self._graphed is not None:
+        if self._graphed is not None and documents is None:
             result = self._graphed(tokens, targets, lr=lr, step=self.steps, loss_limit=limit.loss)
         else:
             result = train_step(
@@ -164,6 +155,7 @@ class Trainer:
                 self.optimizer,
                 tokens,
                 targets,
+                documents,
                 lr=lr,
                 grad_clip=self.config.grad_clip,
                 grad_accum=self.config.grad_accum,
@@ -179,18 +171,21 @@ class Trainer:
             self._warn(told, **spike)
         return result
 
-    def _dumped(self, error: NonFiniteError, tokens: Tensor, targets: Tensor, lr: float) -> NonFiniteError:
+    def _dumped(
+        self, error: NonFiniteError, tokens: Tensor, targets: Tensor, documents: Tensor | None, lr: float
+    ) -> NonFiniteError:
         """The error with the first bad tensor in it, and in the run's directory what is needed to look further."""
         number, last = self.steps + 1, self.samples + len(tokens) - 1
         options = {"grad_accum": self.config.grad_accum, "step": self.steps, "first_sample": self.samples}
-        bad = first_bad_tensor(self.model, tokens, targets, **options)
+        bad = first_bad_tensor(self.model, tokens, targets, documents, **options)
         said = f"step {number}: {str(error).removeprefix(f'step {number}: ')}; first bad tensor: {bad}"
         said += f"; batch: samples {self.samples} to {last}"
         if self.run_dir is not None:
             dump = self.run_dir.path / "dumps" / f"step-{number:08d}.json"
             facts = {"step": number, "samples": [self.samples, last], "lr": lr, "error": said}
+            batch = {"tokens": tokens, "targets": targets} | ({} if documents is None else {"documents": documents})
             try:
-                write_dump(dump, bad, tokens, targets, facts)
+                write_dump(dump, bad, batch, facts)
                 said += f"; dump: {dump}"
             except WriteError as failure:
                 said += f"; no dump: {failure}"
@@ -271,7 +266,9 @@ class Trainer:
         return found
 
     def _evaluation(self) -> Evaluation | None:
-        return evaluate(self.model, *self.validation, self.data.bytes_per_token, stopped=self.stopped)
+        tokens, targets, *apart = self.validation
+        documents = apart[0] if apart else None
+        return evaluate(self.model, tokens, targets, self.data.bytes_per_token, documents=documents, stopped=self.stopped)
 
     def _average_evaluation(self, ema: Ema) -> Evaluation | None:
         with ema.as_weights():

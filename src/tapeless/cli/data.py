@@ -1,0 +1,96 @@
+"""Prepare text for training once, look at it, or at some of it.
+
+    tapeless data prepare my.txt --out data/mine --tokenizer bpe --vocab-size 4096
+    tapeless train new --dataset-path data/mine --vocab-size 4096
+    tapeless data info data/mine
+    tapeless data sample data/mine --count 3
+
+A source is a file, a directory or a glob of text, JSONL (each also as .gz or .zst) or Parquet, or a dataset of Hugging Face."""
+
+import argparse
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from tapeless.cli.options import add_fields, given
+from tapeless.config import TrainConfig, checked
+from tapeless.errors import ConfigError
+
+HELP = "prepare text for training, look at it"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    prepare = actions.add_parser("prepare", help="text to tokens, once", description="Text to tokens, once, for many runs.")
+    prepare.add_argument("source", metavar="SOURCE", help="the text: what --dataset-path of `tapeless train new` takes")
+    prepare.add_argument("--out", metavar="DIR", type=Path, required=True, help="where the tokens go; new, or empty")
+    add_fields(prepare, "train", TrainConfig, only={"val_path", "text_field", "tokenizer"})
+    prepare.add_argument("--vocab-size", type=int, metavar="N", help="ids of a bpe trained here; the most others may have")
+    prepare.add_argument("--processes", type=int, metavar="N", help="that tokenize; default: one for each core")
+    info = actions.add_parser("info", help="what is in it", description="What is in prepared data, in token files, or in text.")
+    info.add_argument("source", metavar="SOURCE", type=Path, help="prepared data, a token file, or text")
+    add_fields(info, "train", TrainConfig, only={"text_field"})
+    sample = actions.add_parser("sample", help="some of it, as text", description="Some windows of prepared data, as text.")
+    sample.add_argument("source", metavar="DIR", type=Path, help="prepared data, or the directory of a run")
+    sample.add_argument("--part", choices=("train", "val"), default="train", help="which part (default train)")
+    sample.add_argument("--count", type=int, default=3, metavar="N", help="how many windows (default 3)")
+    sample.add_argument("--tokens", type=int, default=64, metavar="N", help="how long each is (default 64)")
+    sample.add_argument("--seed", type=int, default=0, metavar="N", help="equal seeds give equal windows (default 0)")
+    for action, run in ((prepare, run_prepare), (info, run_info), (sample, run_sample)):
+        action.add_argument("--json", action="store_true", help="print it as JSON")
+        action.set_defaults(run=run, parser=action)
+
+
+def run_prepare(args: argparse.Namespace) -> int:
+    config = checked("train", {**given(args, "train"), "dataset_path": args.source}, "tapeless data prepare")
+    if args.processes is not None and args.processes < 1:
+        raise ConfigError(f"--processes must be at least 1, got {args.processes}")
+    if args.out.exists() and (not args.out.is_dir() or any(args.out.iterdir())):
+        raise ConfigError(f"--out {args.out} is there already and not empty; choose another")
+
+    from tapeless.data.facts import prepared_facts
+    from tapeless.data.prepare import prepare
+
+    try:
+        prepare(config, args.vocab_size, args.out, processes=args.processes)
+    except BaseException:  # also a Ctrl-C: half of it would only be in the way of the next attempt
+        shutil.rmtree(args.out, ignore_errors=True)
+        raise
+    show(prepared_facts(args.out), as_json=args.json)
+    return 0
+
+
+def run_info(args: argparse.Namespace) -> int:
+    from tapeless.data.facts import data_facts
+
+    field = given(args, "train").get("text_field", TrainConfig.text_field)
+    show(data_facts(args.source, field), as_json=args.json)
+    return 0
+
+
+def run_sample(args: argparse.Namespace) -> int:
+    if min(args.count, args.tokens) < 1:
+        raise ConfigError(f"--count and --tokens must be at least 1, got {args.count} and {args.tokens}")
+
+    from tapeless.data.facts import sample_windows
+    from tapeless.data.prepare import open_prepared
+
+    windows = sample_windows(open_prepared(args.source), args.part, args.count, args.tokens, args.seed)
+    print(json.dumps(windows, ensure_ascii=False) if args.json else "\n────\n".join(windows))
+    return 0
+
+
+def show(facts: dict[str, Any], *, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(facts))
+        return
+    width = max(map(len, facts)) + 2
+    for name, value in facts.items():
+        text = f"{value:,}" if type(value) is int else f"{value[0]:,} … {value[1]:,} … {value[2]:,}" if _three(value) else value
+        print(f"{name.replace('_', ' '):<{width}}{text}")
+
+
+def _three(value: Any) -> bool:
+    """Shortest, median and longest."""
+    return isinstance(value, list) and len(value) == 3 and all(type(x) is int for x in value)

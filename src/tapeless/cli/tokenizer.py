@@ -1,0 +1,64 @@
+"""Train a tokenizer, or look at one.
+
+tapeless tokenizer train my.txt --out tokenizer.json --vocab-size 4096
+tapeless tokenizer info tokenizer.json --text my.txt
+tapeless train new --dataset-path my.txt --tokenizer tokenizer.json --vocab-size 4096"""
+
+import argparse
+from pathlib import Path
+
+from tapeless.cli.data import show
+from tapeless.cli.options import add_fields, given
+from tapeless.config import TrainConfig
+from tapeless.errors import ConfigError
+
+HELP = "train a tokenizer, look at one"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    train = actions.add_parser("train", help="make one from text", description="Make a tokenizer.json from text.")
+    train.add_argument("source", metavar="SOURCE", help="the text: what --dataset-path of `tapeless train new` takes")
+    train.add_argument("--out", metavar="FILE", type=Path, required=True, help="the tokenizer.json to write")
+    train.add_argument("--kind", choices=("bpe", "char", "bytes"), default="bpe", help="byte-level BPE is the default")
+    train.add_argument("--vocab-size", type=int, metavar="N", help="ids of a bpe")
+    add_fields(train, "train", TrainConfig, only={"text_field"})
+    info = actions.add_parser("info", help="what it is", description="What a tokenizer is, and how it does on a text.")
+    info.add_argument("tokenizer", metavar="TOKENIZER", help="a tokenizer.json, or bytes")
+    info.add_argument("--text", metavar="SOURCE", help="a text to try it on")
+    add_fields(info, "train", TrainConfig, only={"text_field"})
+    for action, run in ((train, run_train), (info, run_info)):
+        action.add_argument("--json", action="store_true", help="print it as JSON")
+        action.set_defaults(run=run, parser=action)
+
+
+def run_train(args: argparse.Namespace) -> int:
+    if args.out.exists():
+        raise ConfigError(f"--out {args.out} is there already; choose another")
+
+    from tapeless.data.facts import text_facts, tokenizer_facts
+    from tapeless.data.read import read_pieces
+    from tapeless.data.survey import survey
+    from tapeless.data.tokenizer import make_tokenizer
+
+    field = given(args, "train").get("text_field", TrainConfig.text_field)
+    survey(read_pieces(args.source, field), args.source)  # an error where there is nothing to learn from
+    tokenizer = make_tokenizer(args.kind, (piece.text for piece in read_pieces(args.source, field)), args.vocab_size)
+    tokenizer.save(args.out)
+    facts = tokenizer_facts(tokenizer) | {"text": args.source} | text_facts(tokenizer, read_pieces(args.source, field))
+    show(facts, as_json=args.json)
+    return 0
+
+
+def run_info(args: argparse.Namespace) -> int:
+    from tapeless.data.facts import text_facts, tokenizer_facts
+    from tapeless.data.read import read_pieces
+    from tapeless.data.tokenizer import ByteTokenizer, load_tokenizer
+
+    tokenizer = ByteTokenizer() if args.tokenizer == "bytes" else load_tokenizer(Path(args.tokenizer))
+    facts = tokenizer_facts(tokenizer)
+    if args.text is not None:
+        field = given(args, "train").get("text_field", TrainConfig.text_field)
+        facts |= {"text": args.text} | text_facts(tokenizer, read_pieces(args.text, field))
+    show(facts, as_json=args.json)
+    return 0

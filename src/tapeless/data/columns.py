@@ -1,0 +1,108 @@
+"""Text in columns: Parquet, and datasets of Hugging Face, saved to disk or by name (`hf:owner/name`, `hf:owner/name#split`).
+
+Parquet and what `save_to_disk` wrote (Arrow files) are read by the package `pyarrow`, a batch of rows at a time; a dataset by
+name is loaded by the package `datasets`, which downloads and keeps it. Both packages are optional.
+Judged by: tests/data/test_columns.py."""
+
+import json
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from tapeless.errors import BAD_RECORD, NO_COLUMN, NOT_WHOLE, DataError, MissingError
+
+BY_NAME = "hf:"
+ROWS = 1000  # in one go
+
+
+def is_dataset(path: str) -> bool:
+    """Whether a source is a dataset of Hugging Face: by name, or a folder that `save_to_disk` wrote."""
+    saved = any(os.path.isfile(os.path.join(path, name)) for name in ("dataset_dict.json", "state.json"))
+    return path.startswith(BY_NAME) or (saved and _has_arrow(path))
+
+
+def _has_arrow(path: str) -> bool:
+    return os.path.isfile(os.path.join(path, "dataset_dict.json")) or os.path.isfile(os.path.join(path, "dataset_info.json"))
+
+
+def dataset_texts(path: str, field: str) -> Iterator[str]:
+    if path.startswith(BY_NAME):
+        return _named_texts(path, field)
+    return _saved_texts(Path(path), field)
+
+
+def parquet_texts(path: Path, field: str) -> Iterator[str]:
+    arrow = pyarrow(path)
+    import pyarrow.parquet as parquet
+
+    try:
+        with parquet.ParquetFile(path) as file:
+            check_column(path, field, file.schema_arrow)
+            batches = file.iter_batches(batch_size=ROWS, columns=[field])
+            yield from _texts(path, field, batches)
+    except (arrow.ArrowException, OSError) as error:
+        raise NOT_WHOLE(path=path, form="Parquet", reason=str(error).splitlines()[0]) from None
+
+
+def _saved_texts(folder: Path, field: str) -> Iterator[str]:
+    if (folder / "dataset_dict.json").is_file():
+        splits = json.loads((folder / "dataset_dict.json").read_text(encoding="utf-8"))["splits"]
+        raise DataError(
+            f"{folder}: holds the splits {', '.join(splits)}; give one, such as {folder / splits[0]}, and another as --val-path"
+        )
+    arrow = pyarrow(folder)
+    import pyarrow.ipc as ipc
+
+    for entry in json.loads((folder / "state.json").read_text(encoding="utf-8"))["_data_files"]:
+        path = folder / Path(entry["filename"]).name  # a plain name: the file beside state.json and no other
+        try:
+            with arrow.memory_map(str(path)) as file, ipc.open_stream(file) as reader:
+                check_column(path, field, reader.schema)
+                yield from _texts(path, field, (batch.select([field]) for batch in reader))
+        except (arrow.ArrowException, OSError) as error:
+            raise NOT_WHOLE(path=path, form="Arrow", reason=str(error).splitlines()[0]) from None
+
+
+def _named_texts(path: str, field: str) -> Iterator[str]:
+    try:
+        import datasets
+    except ImportError:
+        raise MissingError(f"{path} needs the package `datasets`: pip install datasets") from None
+    name, _, split = path.removeprefix(BY_NAME).partition("#")
+    try:
+        rows = datasets.load_dataset(name, split=split or "train")
+    except Exception as error:  # the package's errors have no common kind
+        raise DataError(f"{path}: the package `datasets` cannot load it: {str(error).splitlines()[0]}") from None
+    if field not in rows.column_names:
+        raise NO_COLUMN(path=path, field=field, got=", ".join(rows.column_names))
+    for number, row in enumerate(rows.select_columns([field])):
+        yield _checked(path, field, number, row[field])
+
+
+def check_column(path: Path, field: str, schema: Any) -> None:
+    if field not in schema.names:
+        raise NO_COLUMN(path=path, field=field, got=", ".join(schema.names) or "none")
+
+
+def _texts(path: Path, field: str, batches: Iterable[Any]) -> Iterator[str]:
+    number = 0
+    for batch in batches:
+        for value in batch.column(0).to_pylist():
+            yield _checked(path, field, number, value)
+            number += 1
+
+
+def _checked(path: Path | str, field: str, number: int, value: Any) -> str:
+    if not isinstance(value, str):
+        got = "nothing" if value is None else type(value).__name__
+        raise BAD_RECORD(path=path, line=f"row {number}", field=field, got=got)
+    return value
+
+
+def pyarrow(path: Path) -> Any:
+    try:
+        import pyarrow
+    except ImportError:
+        raise MissingError(f"{path} needs the package `pyarrow`: pip install pyarrow") from None
+    return pyarrow

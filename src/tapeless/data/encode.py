@@ -1,0 +1,175 @@
+"""Tokenizing many texts, in their order, on all cores: processes of this same file, fed and read through their pipes.
+
+    request   u64 texts, u64 size, the bytes of each text as u64, the texts in UTF-8
+    reply     u8 failed, u64 size, as u32 the counts and then the ids of all texts; or why it failed
+Each process answers one request at a time, and no more than two per process are under way, so the memory does not grow with
+the text. Which process had which text does not matter to the result. Bytes and characters are faster than a pipe, and a short
+text is done before a process has begun: those are tokenized here. A process ends when its pipe does, however we ended.
+Judged by: tests/data/test_encode.py."""
+
+import contextlib
+import itertools
+import os
+import queue
+import signal
+import struct
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+
+from tapeless.data.pieces import Piece
+from tapeless.data.tokenizer import Tokenizer, load_tokenizer, utf8
+from tapeless.errors import DataError, TapelessError
+
+BATCH = 1 << 18  # characters in a request, unless one piece alone has more
+WORTHWHILE = 1 << 22  # characters from which on processes are begun
+REQUEST, REPLY = struct.Struct("<QQ"), struct.Struct("<BQ")
+
+Batch = list[Piece]
+Encoded = tuple[Batch, list[np.ndarray]]  # of each piece its ids (n,)
+
+
+def usable_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def encoded(
+    tokenizer: Tokenizer,
+    saved: Path,  # the tokenizer.json of it, for the processes
+    texts: Iterable[Piece],
+    *,
+    num_characters: int,
+    processes: int,
+) -> Iterator[Encoded]:
+    batches = batched(texts)
+    if processes > 1 and tokenizer.kind == "bpe" and num_characters >= WORTHWHILE:
+        yield from _by_processes(saved, batches, processes)
+    else:
+        for batch in batches:
+            yield batch, tokenizer.encode_all([piece.text for piece in batch])
+
+
+def batched(texts: Iterable[Piece]) -> Iterator[Batch]:
+    batch, size = Batch(), 0
+    for piece in texts:
+        if batch and size + len(piece.text) > BATCH:
+            yield batch
+            batch, size = [], 0
+        batch.append(piece)
+        size += len(piece.text)
+    if batch:
+        yield batch
+
+
+def _by_processes(saved: Path, batches: Iterator[Batch], count: int) -> Iterator[Encoded]:
+    idle: queue.SimpleQueue[Worker] = queue.SimpleQueue()
+
+    def ask(batch: Batch) -> list[np.ndarray]:
+        worker = idle.get()
+        try:
+            return worker.ask([piece.text for piece in batch])
+        finally:
+            idle.put(worker)
+
+    workers = [Worker(saved) for _ in range(count)]
+    try:
+        for worker in workers:
+            idle.put(worker)
+        with ThreadPoolExecutor(count) as threads:
+            waiting: deque[tuple[Batch, Future[list[np.ndarray]]]] = deque()
+            try:
+                for batch in itertools.chain(batches, [None] * 2 * count):  # the last ones only empty the queue
+                    if batch is not None:
+                        waiting.append((batch, threads.submit(ask, batch)))
+                    if waiting and (batch is None or len(waiting) >= 2 * count):
+                        done, future = waiting.popleft()
+                        yield done, future.result()
+            finally:
+                threads.shutdown(cancel_futures=True)
+    finally:
+        for worker in workers:
+            worker.close()
+
+
+class Worker:
+    """One process, as it is seen from here."""
+
+    def __init__(self, saved: Path):
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "TOKENIZERS_PARALLELISM": "false"}
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tapeless.data.encode", str(saved)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=environment,
+        )
+
+    def ask(self, texts: list[str]) -> list[np.ndarray]:  # (n,) int64 each
+        to, back = self._process.stdin, self._process.stdout
+        assert to is not None
+        assert back is not None
+        try:
+            to.write(packed(texts))
+            to.flush()
+        except BrokenPipeError:
+            raise self._ended() from None
+        header = back.read(REPLY.size)
+        if len(header) < REPLY.size:
+            raise self._ended()
+        failed, size = REPLY.unpack(header)
+        reply = back.read(size)
+        if failed:
+            raise DataError(reply.decode())
+        counts, ids = np.split(np.frombuffer(reply, "<u4").astype(np.int64), [len(texts)])
+        return np.split(ids, np.cumsum(counts)[:-1])
+
+    def _ended(self) -> TapelessError:
+        return TapelessError(f"a tokenizing process ended by itself, with status {self._process.wait()}; try --processes 1")
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
+        self._process.wait()
+
+
+def packed(texts: list[str]) -> bytes:
+    """A request."""
+    parts = [utf8(text) for text in texts]
+    lengths = np.array([len(part) for part in parts], "<u8").tobytes()
+    return b"".join([REQUEST.pack(len(parts), sum(map(len, parts))), lengths, *parts])
+
+
+def serve(tokenizer: Tokenizer, requests: IO[bytes], replies: IO[bytes]) -> None:
+    """The other side: answer until there are no more requests."""
+    while header := requests.read(REQUEST.size):
+        count, size = REQUEST.unpack(header)
+        ends = np.cumsum(np.frombuffer(requests.read(8 * count), "<u8").astype(np.int64)).tolist()
+        data = requests.read(size)
+        try:
+            ids = tokenizer.encode_all([data[a:b].decode() for a, b in zip([0, *ends], ends, strict=False)])
+            counts = np.array([len(x) for x in ids])
+            failed, reply = 0, np.concatenate([counts, *ids]).astype("<u4").tobytes()
+        except DataError as error:
+            failed, reply = 1, str(error).encode()
+        replies.write(REPLY.pack(failed, len(reply)) + reply)
+        replies.flush()
+
+
+def _main() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the one who asked; our pipe ends with it
+    try:
+        serve(load_tokenizer(Path(sys.argv[1])), sys.stdin.buffer, sys.stdout.buffer)
+    except BrokenPipeError:
+        os._exit(1)
+
+
+if __name__ == "__main__":
+    _main()

@@ -1,0 +1,134 @@
+"""What `tapeless data info` and `tapeless tokenizer info` say: facts of data and of tokenizers, as plain values.
+
+Judged by: tests/data/test_facts.py."""
+
+import itertools
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tapeless.data.foreign import read_header
+from tapeless.data.pieces import Piece
+from tapeless.data.prepare import Dataset, open_prepared, read_record
+from tapeless.data.read import read_pieces
+from tapeless.data.rng import draws, key
+from tapeless.data.shards import CHUNK
+from tapeless.data.split import num_copies
+from tapeless.data.survey import survey
+from tapeless.data.tokenizer import CharTokenizer, Tokenizer
+
+
+def data_facts(path: Path, field: str) -> dict[str, Any]:
+    """Of prepared data, of a token file of others, or of text."""
+    if (path / "data.json").is_file():
+        return prepared_facts(path)
+    if path.suffix == ".bin" and path.is_file():
+        kind, count = read_header(path)
+        offset = path.stat().st_size - 2 * count
+        tokens = np.memmap(path, "<u2", "r", offset, (count,))
+        largest = max(int(tokens[first : first + CHUNK].max()) for first in range(0, count, CHUNK))
+        return {"format": kind, "tokens": count, "largest_id": largest}
+    found = survey(read_pieces(str(path), field), str(path))
+    digests, sizes = found.digests[~found.blank], found.sizes[~found.blank]
+    return {
+        "documents": len(sizes),
+        "characters": int(sizes.sum()),
+        **_lengths("characters_per_document", sizes),
+        "copies": num_copies(digests),
+        "without_text": int(found.blank.sum()),
+        "sha256": found.fingerprint,
+    }
+
+
+def prepared_facts(path: Path) -> dict[str, Any]:
+    data, record = open_prepared(path), read_record(path)
+    facts: dict[str, Any] = {
+        "source": data.source,
+        "documents": data.num_documents,
+        "copies": record.get("num_copies"),
+        "validation_documents_dropped": record.get("val_dropped"),
+        "training_tokens": len(data.train),
+        "validation_tokens": len(data.val),
+        "bytes_per_token": round(data.bytes_per_token, 4),
+        "bytes_of_an_id": data.train.itemsize,
+        "tokenizer": data.tokenizer.kind,
+        "vocab_size": data.tokenizer.vocab_size,
+        "tokenizer_hash": data.tokenizer.fingerprint,
+        "fingerprint": data.fingerprint,
+    }
+    if data.train_starts is not None:
+        facts |= _lengths("tokens_per_document", np.diff(data.train_starts, append=len(data.train)))
+    return {name: value for name, value in facts.items() if value is not None}
+
+
+def _lengths(name: str, sizes: np.ndarray) -> dict[str, list[int]]:  # (n,)
+    """Shortest, median, longest."""
+    return {name: [int(sizes.min()), int(np.median(sizes)), int(sizes.max())]}
+
+
+def tokenizer_facts(tokenizer: Tokenizer) -> dict[str, Any]:
+    lengths = [len(value) for value in tokenizer.table]
+    added = [token["content"] for token in tokenizer.spec.get("added_tokens") or []]
+    return {
+        "kind": tokenizer.kind,
+        "vocab_size": tokenizer.vocab_size,
+        "hash": tokenizer.fingerprint,
+        "mean_bytes_of_an_id": round(sum(lengths) / len(lengths), 3),
+        "longest": tokenizer.decode([int(np.argmax(lengths))]),
+        "special": added,
+    }
+
+
+def text_facts(tokenizer: Tokenizer, stream: Iterable[Piece]) -> dict[str, Any]:
+    """How a tokenizer does on a text: how much a token holds, what comes back, and what it has no id for."""
+    tokens = num_bytes = characters = unknown = 0
+    used, same = np.zeros(tokenizer.vocab_size, bool), True
+    unknown_id = _unknown_id(tokenizer)
+    for text, _ in stream:
+        characters += len(text)
+        num_bytes += len(text.encode())
+        if isinstance(tokenizer, CharTokenizer):  # has no id for what it does not know: counted, and left out
+            known = "".join(character for character in text if character in tokenizer.known)
+            unknown += len(text) - len(known)
+            ids = tokenizer.encode(known)
+        else:
+            ids = tokenizer.encode(text)
+            unknown += int((ids == unknown_id).sum())
+        tokens += len(ids)
+        used[ids] = True
+        same = same and tokenizer.decode(ids) == text
+    return {
+        "characters": characters,
+        "bytes": num_bytes,
+        "tokens": tokens,
+        "bytes_per_token": round(num_bytes / tokens, 4) if tokens else None,
+        "ids_used": int(used.sum()),
+        "unknown": unknown,
+        "round_trip": same,
+    }
+
+
+def _unknown_id(tokenizer: Tokenizer) -> int:
+    """The id that stands for whatever has none, or -1. Unigram models give its number, others its name."""
+    model = tokenizer.spec["model"]
+    if isinstance(model.get("vocab"), dict):
+        return model["vocab"].get(model.get("unk_token"), -1)
+    number = model.get("unk_id")
+    return -1 if number is None else int(number)
+
+
+def sample_windows(data: Dataset, part: str, count: int, length: int, seed: int) -> list[str]:
+    """Some windows of a part as text, each document's beginning marked."""
+    tokens, starts = (data.train, data.train_starts) if part == "train" else (data.val, data.val_starts)
+    length = min(length, len(tokens))
+    places = draws(key(seed, "sample", part), 0, count) % np.uint64(len(tokens) - length + 1)
+    return [_marked(data.tokenizer, tokens, starts, int(place), length) for place in places]
+
+
+def _marked(tokenizer: Tokenizer, tokens: np.ndarray, starts: np.ndarray | None, place: int, length: int) -> str:
+    inside = [] if starts is None else sorted({int(s) for s in starts[(starts >= place) & (starts < place + length)]})
+    edges = [place, *(s for s in inside if s > place), place + length]
+    texts = [tokenizer.decode(tokens[a:b]) for a, b in itertools.pairwise(edges)]
+    return ("⟦document⟧" if place in inside else "") + "⟦document⟧".join(texts)

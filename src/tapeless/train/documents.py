@@ -1,0 +1,22 @@
+"""Where documents begin, for a run whose attention keeps them apart.
+
+Judged by: tests/train/test_documents.py."""
+
+import numpy as np
+
+from tapeless.config import TrainConfig
+from tapeless.data.prepare import Dataset
+from tapeless.errors import ConfigError
+from tapeless.model.build import AnyModel
+from tapeless.model.transformer import Transformer
+
+
+def document_starts(model: AnyModel, config: TrainConfig, data: Dataset) -> tuple[np.ndarray | None, np.ndarray | None]:
+    """Where the documents of both parts begin, if attention is to keep them apart."""
+    if not config.document_attention:
+        return None, None
+    if not isinstance(model, Transformer):
+        raise ConfigError("document_attention needs a model with attention, which a SimpleLM has not; leave it out")
+    if data.train_starts is None or data.val_starts is None:
+        raise ConfigError(f"document_attention needs to know where documents begin, which {data.source} does not tell")
+    return data.train_starts, data.val_starts

@@ -16,7 +16,7 @@ from claim import Claims
 from training import scratch
 
 from tapeless.cli.main import main
-from tapeless.data.files import file_sha256
+from tapeless.data.files import file_sha256, readable_json
 from tapeless.train.checkpoint import FORMAT_VERSION
 from tapeless.train.run_dir import RunDir
 from tapeless.train.runs import Recorder
@@ -62,7 +62,7 @@ def of_the_future(run: Path) -> Path:
     state = json.loads((step / "state.json").read_text())
     (step / "state.json").write_text(json.dumps(state | {"format_version": FORMAT_VERSION + 1}))
     files = [{"name": p.name, "size": p.stat().st_size, "sha256": file_sha256(p)} for p in step.glob("*") if p.name[0] != "M"]
-    (step / "MANIFEST.json").write_text(json.dumps({"files": files}))
+    (step / "MANIFEST.json").write_bytes(readable_json({"files": files}))
     return run
 
 
@@ -125,6 +125,7 @@ def config_cases(folder: Path) -> list[Case]:
     (folder / "typed.toml").write_text('[model]\n[train]\nlr = "fast"\n')
     room = ["--save-every", "1", "--keep-last", str(10**12), "--max-steps", str(10**12)]
     return [
+        Case("memory beyond what is free", "TOO_LARGE", new("--batch-size", str(2**26)), "needs "),
         Case("unknown flag", "UNKNOWN_FLAG", new("--learning-rat", "1"), "unknown flag --learning-rat; "),
         Case(
             "unknown key",

@@ -39,6 +39,7 @@ WHAT = {
     "pickle as text",
     "pickle as a run",
     "disk full at start",
+    "memory beyond what is free",
 }
 
 

@@ -4,6 +4,7 @@ Judged by: tests/estimate/test_fit.py."""
 
 from collections.abc import Iterator
 from dataclasses import replace
+from math import isqrt
 from pathlib import Path
 from typing import NamedTuple
 
@@ -59,10 +60,10 @@ def recomputing(config: AnyModelConfig, train: TrainConfig) -> Iterator[tuple[st
 
 def smaller_batches(train: TrainConfig) -> Iterator[tuple[str, TrainConfig]]:
     """The same step in more micro-batches."""
-    for rows in range(train.batch_size - 1, 0, -1):
-        if train.batch_size % rows == 0:
-            parts = train.grad_accum * train.batch_size // rows
-            yield f"--batch-size {rows} --grad-accum {parts}", replace(train, batch_size=rows, grad_accum=parts)
+    small = [k for k in range(1, isqrt(train.batch_size) + 1) if train.batch_size % k == 0]
+    for rows in sorted({*small, *(train.batch_size // k for k in small)} - {train.batch_size}, reverse=True):
+        parts = train.grad_accum * train.batch_size // rows
+        yield f"--batch-size {rows} --grad-accum {parts}", replace(train, batch_size=rows, grad_accum=parts)
 
 
 def narrower(train: TrainConfig) -> Iterator[tuple[str, TrainConfig]]:

@@ -280,9 +280,9 @@ def source_hashes(folder: Path, config: TrainConfig) -> tuple[str, str]:
     path = Path(config.dataset_path or "")
     if config.dataset_path and (path / "data.json").is_file():
         return before, read_record(path)["source_sha256"]
-    if config.dataset_path and holds_examples(config.dataset_path, config.text_field):
-        return before, hash_of_examples(read_examples(config.dataset_path))
     files = token_files(path) if config.dataset_path else None
+    if config.dataset_path and not files and holds_examples(config.dataset_path, config.text_field):
+        return before, hash_of_examples(read_examples(config.dataset_path))
     return before, _hash_of(files.values()) if files else _look(config)[2]["source_sha256"]
 
 
@@ -378,7 +378,7 @@ def _open(folder: Path, record: dict[str, Any], tokenizer: Tokenizer) -> Dataset
     roles = None
     if (folder / "train.roles.bin").is_file():
         roles = open_roles(folder, "train", tokenizer), open_roles(folder, "val", tokenizer)
-    return Dataset(train, val, tokenizer, record["fingerprint"], floor, *about, true_source, *starts, roles=roles)
+    return Dataset(train, val, tokenizer, record["fingerprint"], floor, *about, true_source, starts[0], starts[1], roles)
 
 
 def _open_starts(path: Path, num_tokens: int) -> np.ndarray | None:  # (d,) int64

@@ -11,6 +11,7 @@ from claim import SKIPPED
 
 HOME = Path(__file__).resolve().parent
 NOT_CLAIMS = {"run", "claim", "tables", "performance_tables", "training", "killing", "browser", "harness", "gguf_worker"}
+NOT_CLAIMS |= {"fine_tuning_worker"}
 
 
 def main(wanted: list[str]) -> int:

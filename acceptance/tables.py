@@ -89,6 +89,21 @@ def interop() -> str:
     return "\n".join([*claims(*names), "", f"{versions} {machine}"]) + "\n"
 
 
+def fine_tuning() -> str:
+    data = result("fine_tuning")
+    lines = [
+        *claims("fine_tuning"),
+        "",
+        f"| `{data['preset']}`, {data['tokens']} | trained | a step | memory |",
+        "|---|--:|--:|--:|",
+    ]
+    for way, found in data["table"].items():
+        mib = found["peak_bytes"] / 2**20
+        lines.append(f"| {way} | {found['trained']:,} | {found['milliseconds']:.0f} ms | {mib:.0f} MiB |")
+    about = f"Adapters of rank {data['rank']} on {data['targets']}; memory is the peak above that of the imports."
+    return "\n".join([*lines, "", f"{about} {measured_on(data['machine'])}"]) + "\n"
+
+
 TRAINED = (
     "make_train",
     "zig_command",
@@ -161,6 +176,7 @@ REGIONS = {
     ("docs/errors.md", "catalogue"): catalogue,
     ("docs/report.md", "report"): report,
     ("docs/interop.md", "measured"): interop,
+    ("docs/fine_tuning.md", "measured"): fine_tuning,
     ("docs/performance.md", "overview"): performance_tables.overview,
     ("docs/performance.md", "models"): performance_tables.models,
     ("docs/performance.md", "gpu"): performance_tables.gpu,

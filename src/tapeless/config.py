@@ -112,13 +112,31 @@ class SimpleLMConfig:
 
 
 @dataclass(frozen=True)
+class Lora:
+    """Adapters of low rank beside matrices that stay as they are."""
+
+    rank: int = option(8, "rank of the adapters [r]")
+    alpha: float = option(16.0, "what they add is multiplied by alpha / r")
+    targets: str = option("wq,wv", "the matrices that have one: names such as wq,wv, or all-linear")
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        require(self.rank >= 1, "lora_rank", "at least 1", self.rank)
+        require(0 < self.alpha < INFINITY, "lora_alpha", "above 0", self.alpha)
+
+    @property
+    def scale(self) -> float:
+        return self.alpha / self.rank
+
+
+@dataclass(frozen=True)
 class TrainConfig:
     """How a model is trained: data, optimizer, schedule, and what is written when."""
 
     dataset_path: str | None = option(
         None,
-        "your text: a file, a directory, a glob, JSONL, Parquet, a dataset of Hugging Face (its folder, or hf:owner/name); or "
-        "tokens: a directory of `tapeless data prepare`, nanoGPT or llm.c",
+        "your text: a file, a directory, a glob, JSONL (of texts or of instructions), Parquet, a dataset of Hugging Face (its "
+        "folder, or hf:owner/name); or tokens: a directory of `tapeless data prepare`, nanoGPT or llm.c",
     )
     val_path: str | None = option(None, "text to validate on, likewise; by default a tenth of the data is held out")
     text_field: str = option("text", "the field of JSONL or the column of a table that holds the text")
@@ -129,6 +147,12 @@ class TrainConfig:
     )
     tokenizer: str = option("bytes", "bytes, char, bpe (trained on the data to vocab_size), or the path of a tokenizer.json")
     init_from: str | None = option(None, "a run, imported or trained here, whose model, weights and tokenizer to begin with")
+    freeze: str = option(
+        "", "parameters that stay as they are, by name with * in it and separated by commas: embed*,blocks.0.*"
+    )
+    lora_rank: int = option(0, "train adapters of this rank beside the frozen model of init_from; 0: train the model itself")
+    lora_alpha: float | None = option(None, "what the adapters add is multiplied by alpha / rank; default twice the rank")
+    lora_targets: str = option("wq,wv", "matrices that have an adapter, separated by commas, or all-linear")
     seq_len: int | None = option(None, "tokens in a training window [T]; default max_seq_len")
     document_attention: bool = option(False, "attention and loss stay inside a document where a window holds several")
     batch_size: int = option(8, "windows in a micro-batch [B]")
@@ -217,11 +241,22 @@ class TrainConfig:
             require(0 <= getattr(self, name) < 1, name, "in [0, 1)", getattr(self, name))
         require(self.eps > 0, "eps", "above 0", self.eps)
         seconds(self.max_time)
+        require(self.lora_rank >= 0, "lora_rank", "0 or more", self.lora_rank)
+        require(self.lora_alpha is None or 0 < self.lora_alpha < INFINITY, "lora_alpha", "above 0", self.lora_alpha)
+        if self.lora_rank and not self.init_from:
+            raise ConfigError("lora_rank trains beside a model that is there already: name it with init_from")
+        if self.lora_rank and self.freeze:
+            raise ConfigError("lora_rank freezes everything but its adapters: leave out freeze")
         require(0 <= self.seed < 2**63, "seed", "0 or more", self.seed)
         for name in self.report_to.split(","):
             if name not in REPORTERS and self.report_to != "none":
                 raise ConfigError(f"report_to {name!r} is unknown; {nearest(name, (*REPORTERS, 'none'))}")
         require(not self.nesterov or self.momentum > 0, "momentum", "above 0 for nesterov", self.momentum)
+
+    @property
+    def lora(self) -> Lora | None:
+        alpha = 2.0 * self.lora_rank if self.lora_alpha is None else self.lora_alpha
+        return Lora(self.lora_rank, alpha, self.lora_targets) if self.lora_rank else None
 
 
 @dataclass(frozen=True)

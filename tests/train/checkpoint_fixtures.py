@@ -12,7 +12,7 @@ from tapeless.train.checkpoint import Checkpoint, save_checkpoint
 
 def state_at(step: int, **changes: object) -> dict[str, object]:
     state = {"tokens": step * 64, "epoch": 1, "sample_index": step * 2, "seed": 7, "best_val_loss": 0.1 + 0.2, "best_step": 3}
-    return state | {"step": step, "guard": {"losses": [1.5, 2.5e-17]}, "world_size": 1} | changes
+    return state | {"step": step, "guard": {"losses": [1.5, 2.5e-17]}, "world_size": 1, "base": None} | changes
 
 
 def tensors_at(step: int) -> tuple[dict[str, Tensor], dict[str, dict[str, Tensor]]]:

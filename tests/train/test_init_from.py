@@ -73,8 +73,9 @@ def test_a_run_that_was_trained_here_will_do(source: Path, tmp_path: Path):
     words = ["--dataset-path", tmp_path / "text.txt", "--max-steps", "2"]
     assert train("--init-from", source, "--out-dir", tmp_path / "one", *words) == 0
     assert train("--init-from", tmp_path / "one", "--out-dir", tmp_path / "two", *words) == 0
-    model = Transformer(SHAPE)
-    begin_with(model, str(tmp_path / "one"), on_warning=pytest.fail)
+    model, two = Transformer(SHAPE), RunDir.open(tmp_path / "two")
+    config = read_run_config(two.config)
+    begin_with(model, RunDir(tmp_path / "three"), config, on_warning=pytest.fail)
     assert model.store.flat.equal(tapeless.load(tmp_path / "one").store.flat)
 
 
@@ -82,8 +83,9 @@ def test_only_what_is_of_training_alone_may_change(source: Path):
     begun = TrainConfig(init_from=str(source))
     model, settings = inherited(begun, {"dropout": 0.1})
     assert (model.dropout, model.hidden_dim, settings.tokenizer) == (0.1, 16, str(source / "tokenizer.json"))
-    with pytest.raises(ConfigError, match="brings its own model: leave out preset, num_layers"):
-        inherited(begun, {"preset": "tiny", "num_layers": 3})
+    assert inherited(begun, {"num_layers": 1})[0] == SHAPE  # as it is
+    with pytest.raises(ConfigError, match="num_layers is 1 there, 3 was asked for; head_dim is 8 there, 4 was"):
+        inherited(begun, {"num_layers": 3, "hidden_dim": 16, "head_dim": 4})
     with pytest.raises(ConfigError, match="brings its own tokenizer"):
         inherited(TrainConfig(init_from=str(source), tokenizer="bpe"), {})
 
@@ -92,9 +94,9 @@ def test_mistakes(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture):
     for words, says in (
         (["--init-from", tmp_path / "theirs"], "is a Hugging Face directory; first: tapeless import"),
         (["--init-from", tmp_path], "is not the directory of a run"),
-        (["--init-from", source, "--num-layers", "2"], "leave out num_layers"),
-        (["--init-from", source, "--set", "model.num_layers=2"], "leave out num_layers"),
-        (["--init-from", source, "--preset", "tiny"], "leave out preset"),
+        (["--init-from", source, "--num-layers", "2"], "num_layers is 1 there, 2 was asked for"),
+        (["--init-from", source, "--set", "model.num_layers=2"], "num_layers is 1 there, 2 was asked for"),
+        (["--init-from", source, "--preset", "tiny"], "hidden_dim is 16 there, 64 was asked for"),
     ):
         assert train(*words) == 2
         assert says in capsys.readouterr().err

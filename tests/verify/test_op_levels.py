@@ -18,7 +18,8 @@ def test_level_0_passes_and_judges_every_linear_piece():
     findings = list(level_0())
     assert [str(finding) for finding in findings if not finding.ok] == []
     assert {finding.check.partition("[")[0] for finding in findings} == {
-        *("embed", "positions", "linear", "matmul", "broadcast", "ffn_down", "dropout", "rope", "qkv_rope", "attention")
+        *("embed", "positions", "linear", "lora", "matmul", "broadcast", "ffn_down", "dropout", "rope", "qkv_rope"),
+        "attention",
     }
 
 

@@ -60,7 +60,7 @@ def test_an_average_of_the_weights_that_is_none_is_seen(recipe: Recipe, kind: st
     }
     failed = [finding for finding in by_torch(recipe, truth._replace(average=wrong[kind])) if not finding.ok]
     assert {finding.oracle for finding in failed} == {"average of all weights"}
-    assert {finding.tensor for finding in failed} == truth.weights.keys()
+    assert {finding.tensor for finding in failed} == build(CASES[recipe.case]).grads.keys()
 
 
 @pytest.mark.parametrize("recipe", SHORT)
@@ -98,3 +98,11 @@ def test_the_long_run_is_a_hundred_steps_with_a_resume_and_every_optimizer_is_th
     assert (LONG.steps, LONG.resume_at, LONG.dtype) == (100, 50, "float64")
     assert {recipe.config.optimizer for recipe in RECIPES if recipe.dtype == "float64"} == {"adamw", "adam", "sgd", "muon"}
     assert {recipe.dtype for recipe in RECIPES if recipe.steps >= 20} == {"float64", "float32", "bfloat16"}
+
+
+@pytest.mark.parametrize("recipe", [p for p in SHORT if p.values[0].case.startswith(("lora", "frozen"))])
+def test_a_frozen_tensor_that_moved_is_seen(recipe: Recipe):
+    truth, trained = their_course(recipe), build(CASES[recipe.case]).grads
+    moved = truth._replace(weights={name: w if name in trained else w + 1e-12 for name, w in truth.weights.items()})
+    seen = {finding.tensor for finding in by_torch(recipe, moved) if not finding.ok and finding.oracle == "frozen"}
+    assert seen == truth.weights.keys() - trained.keys()

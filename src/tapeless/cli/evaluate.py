@@ -26,7 +26,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from tapeless.data.baselines import baselines
-    from tapeless.data.loader import IGNORED, validation_windows
+    from tapeless.data.batches import validation_batch
+    from tapeless.data.loader import IGNORED
     from tapeless.data.prepare import with_text
     from tapeless.train.evaluate import accuracy, evaluate
     from tapeless.train.runs import load
@@ -39,11 +40,11 @@ def run(args: argparse.Namespace) -> int:
     elif config.imported:
         raise UsageError(f"{args.run_dir} was imported and has no validation text; say --dataset-path")
     starts = data.val_starts if config.train.document_attention else None
-    tokens, targets, *apart = validation_windows(data.val, config.train.seq_len or 1, starts=starts)
+    tokens, targets, *apart = validation_batch(data, config.train.seq_len or 1, starts=starts)
     documents = apart[0] if apart else None
     found = evaluate(model, tokens, targets, data.bytes_per_token, documents=documents)
     assert found is not None
-    beaten = {} if config.imported else baselines(data.train, data.val, data.tokenizer.vocab_size)._asdict()
+    beaten = {} if config.imported else baselines(*data.counted(), data.tokenizer.vocab_size)._asdict()
     facts = {
         "step": checkpoint.state["step"],
         "tokens": int((targets != IGNORED).sum()),

@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
         args.run_dir, which=args.checkpoint, weights=args.weights, fallback=not args.no_fallback, on_warning=warn
     )
     tokenizer, wanted = data.tokenizer, generation_of(RunDir(args.run_dir))
-    prompt = [int(i) for i in (tokenizer.encode_prompt(args.prompt) if args.prompt else data.val[:1])]
+    prompt = [int(i) for i in (tokenizer.encode_prompt(args.prompt) if args.prompt else data.beginning())]
     if not prompt:
         raise UsageError(f"{args.run_dir} has no text to begin with: it was imported; say --prompt")
     stream = None if args.json or args.num_samples > 1 else tokenizer.stream()

@@ -11,7 +11,20 @@ import sys
 from typing import NoReturn
 
 import tapeless
-from tapeless.cli import bench, data, estimate, evaluate, export, generate, gradcheck, import_model, report, tokenizer, train
+from tapeless.cli import (
+    bench,
+    data,
+    estimate,
+    evaluate,
+    export,
+    generate,
+    gradcheck,
+    import_model,
+    merge,
+    report,
+    tokenizer,
+    train,
+)
 from tapeless.config import nearest
 from tapeless.errors import UNKNOWN_FLAG, WRONG_TYPE, TapelessError, UsageError
 
@@ -24,6 +37,7 @@ COMMANDS = {
     "data": data,
     "tokenizer": tokenizer,
     "export": export,
+    "merge": merge,
     "import": import_model,
     "gradcheck": gradcheck,
     "bench": bench,

@@ -109,9 +109,11 @@ def chosen(args: argparse.Namespace) -> Chosen:
 
 
 def model_changes(args: argparse.Namespace) -> dict[str, Any]:
-    """The fields of a model that were named, and `preset` or `config` where one was chosen."""
-    chosen = {key: getattr(args, key) for key in ("preset", "config") if getattr(args, key) is not None}
-    return chosen | {key: value for table, key, value in [*map(setting, args.set), *_flags(args)] if table == "model"}
+    """The fields of a model that were asked for: by a preset, a file, a setting or a flag."""
+    recipes = [preset_recipe(args.preset)] if args.preset else []
+    recipes += [read_recipe(args.config)] if args.config is not None else []
+    asked = {key: value for recipe in recipes for key, value in recipe.model.items()}
+    return asked | {key: value for table, key, value in [*map(setting, args.set), *_flags(args)] if table in KINDS}
 
 
 def given(args: argparse.Namespace, table: str) -> dict[str, Any]:

@@ -135,7 +135,6 @@ def train(
     from tapeless.cli.patient import patient_output
     from tapeless.data.baselines import baselines
     from tapeless.report.reporters import Reporters
-    from tapeless.train.checkpoint import checkpoints
     from tapeless.train.init_from import begin_with
     from tapeless.train.run_config import write_run_config
     from tapeless.train.runs import Recorder, go_on, make_model
@@ -144,17 +143,23 @@ def train(
 
     with patient_output(), StopSignals() as stop, Recorder(run, display.event) as record, ExitStack() as closing:
         model = make_model(config.model, config.train)
-        if config.train.init_from and not checkpoints(run.checkpoints):
-            begin_with(model, config.train.init_from, on_warning=display.warn)
+        begin_with(model, run, config, on_warning=display.warn)
         trainer = Trainer(
-            model, config.train, data, run=run, on_event=record, before_save=record.log.sync, stopped=stop.requested
+            model,
+            config.train,
+            data,
+            run=run,
+            on_event=record,
+            before_save=record.log.sync,
+            stopped=stop.requested,
+            base=config.data.get("base_sha256"),
         )
         if resume:
             go_on(trainer, record, fallback=fallback, on_warning=display.warn)
             if changes:
                 write_run_config(run.config, config)
         record.listeners.append(closing.enter_context(Reporters(run, config.train.report_to)).event)
-        beaten = baselines(data.train, data.val, data.tokenizer.vocab_size)
+        beaten = baselines(*data.counted(), data.tokenizer.vocab_size)
         display.introduce(run.path, trainer, beaten)
         if verify and not check_first_batch(trainer, display):
             return 3

@@ -1,9 +1,10 @@
 """From a configuration to token files, once: a run keeps its own, so that nothing outside can change what a resume sees.
 
     folder/  train.bin  val.bin  train.starts.npy  val.starts.npy  tokenizer.json  data.json (written last: where it is, all is)
-*.starts.npy says at which token each document begins. A folder that `tapeless data prepare` wrote, or one of token files, is
-taken over as it is, by links where the disk has them. A source is read once to look at it and once for each part, piece by
-piece, so the memory does not grow with it. The fingerprint is of content alone: the tokenizer, the tokens, the documents.
+*.starts.npy says at which token each document begins; instructions have *.roles.bin instead (instructions.py). A folder that
+`tapeless data prepare` wrote, or one of token files, is taken over as it is, by links where the disk has them. A source is read
+once to look at it and once for each part, piece by piece, so the memory does not grow with it. The fingerprint is of content
+alone: the tokenizer, the tokens, the documents.
 Judged by: tests/data/test_prepare.py."""
 
 import hashlib
@@ -11,7 +12,7 @@ import json
 import os
 import shutil
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -23,6 +24,16 @@ from tapeless.data.corpora import Document, stdlib, stdlib_docs
 from tapeless.data.encode import encoded, usable_cores
 from tapeless.data.files import atomic_write, file_sha256, write_json, writing
 from tapeless.data.foreign import open_foreign, token_files
+from tapeless.data.instructions import (
+    COUNTS,
+    hash_of_examples,
+    holds_examples,
+    open_roles,
+    read_examples,
+    split_examples,
+    texts_of,
+    write_examples,
+)
 from tapeless.data.pieces import document
 from tapeless.data.read import read_pieces
 from tapeless.data.shards import CHUNK, open_tokens, require_window, write_tokens
@@ -53,6 +64,17 @@ class Dataset(NamedTuple):
     true_source: TrueSource | None  # where every token is one symbol of a synthetic source
     train_starts: np.ndarray | None = None  # (d,) int64: the first token of each document, where they are known
     val_starts: np.ndarray | None = None
+    roles: tuple[np.ndarray, np.ndarray] | None = None  # of train and val, where these are examples (instructions.py)
+
+    def counted(self) -> tuple[np.ndarray, np.ndarray]:
+        """The tokens of both parts that a loss counts."""
+        if self.roles is None:
+            return self.train, self.val
+        return self.train[(self.roles[0] & COUNTS) > 0], self.val[(self.roles[1] & COUNTS) > 0]
+
+    def beginning(self) -> np.ndarray:  # (n,)
+        """What a sample continues: the first token that was held out, or the first prompt."""
+        return self.val[:1] if self.roles is None else self.val[: max(1, int(np.argmax(self.roles[1] & COUNTS)))]
 
     def source_loss(self, tokens: "Tensor", targets: "Tensor") -> float | None:  # (N, T) both
         """The true source's own mean loss on these windows: what a perfect model would have."""
@@ -63,15 +85,20 @@ class Dataset(NamedTuple):
         return self.true_source.loss(byte_of[first], np.where(wanted >= 0, byte_of[np.maximum(wanted, 0)], wanted))
 
 
-def prepare(config: TrainConfig, vocab_size: int | None, folder: Path, *, processes: int | None = None) -> Dataset:
+def prepare(
+    config: TrainConfig, vocab_size: int | None, folder: Path, *, processes: int | None = None, end: Sequence[int] = ()
+) -> Dataset:
     """Read, split, tokenize and write, or take over what is prepared already. `vocab_size` is the model's, None where it is
-    still open; a tokenizer may have fewer ids (the caller says so), not more. processes: all cores by default."""
+    still open; a tokenizer may have fewer ids (the caller says so), not more. processes: all cores by default. end: the tokens
+    behind a completion, where the model has some for that."""
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "data.json").unlink(missing_ok=True)
     already = config.dataset_path is not None and take_over(Path(config.dataset_path), config, vocab_size, folder)
     if already:
         return already
+    if config.dataset_path is not None and holds_examples(config.dataset_path, config.text_field):
+        return _prepare_examples(config, vocab_size, folder, end)
     source, parts, facts = _look(config)
     learned_from = parts if config.tokenizer == "char" else parts[:1]
     # The characters of all the data, since a character without an id could not even be evaluated; merges of the training part.
@@ -89,6 +116,31 @@ def prepare(config: TrainConfig, vocab_size: int | None, folder: Path, *, proces
         **facts,
         "synthetic": config.corpus if synthetic else None,
         "bytes_per_token": num_bytes / count,  # of the part written last, the validation part
+        "fingerprint": _fingerprint(folder, tokenizer),
+    }
+    write_json(folder / "data.json", record)
+    return _open(folder, record, tokenizer)
+
+
+def _prepare_examples(config: TrainConfig, vocab_size: int | None, folder: Path, end: Sequence[int]) -> Dataset:
+    assert config.dataset_path is not None
+    if config.val_path is not None:
+        raise DataError(f"{config.dataset_path} holds instructions, of which a tenth is held out; leave out val_path")
+    examples = read_examples(config.dataset_path)
+    training, validation = split_examples(examples)
+    learned_from = texts_of(examples if config.tokenizer == "char" else training)
+    tokenizer = make_tokenizer(config.tokenizer, learned_from, vocab_size)
+    _require_room(tokenizer, config, vocab_size)
+    tokenizer.save(folder / "tokenizer.json")
+    write_examples(folder, "train", training, tokenizer, end)
+    held_out = write_examples(folder, "val", validation, tokenizer, end)
+    record = {
+        "format_version": FORMAT_VERSION,
+        "source": f"{config.dataset_path}: {len(examples):,} examples of instructions",
+        "source_sha256": hash_of_examples(examples),
+        "num_documents": len(examples),
+        "synthetic": None,
+        "bytes_per_token": held_out.counted_bytes / held_out.counted_tokens,
         "fingerprint": _fingerprint(folder, tokenizer),
     }
     write_json(folder / "data.json", record)
@@ -229,6 +281,8 @@ def source_hashes(folder: Path, config: TrainConfig) -> tuple[str, str]:
     if config.dataset_path and (path / "data.json").is_file():
         return before, read_record(path)["source_sha256"]
     files = token_files(path) if config.dataset_path else None
+    if config.dataset_path and not files and holds_examples(config.dataset_path, config.text_field):
+        return before, hash_of_examples(read_examples(config.dataset_path))
     return before, _hash_of(files.values()) if files else _look(config)[2]["source_sha256"]
 
 
@@ -258,6 +312,8 @@ def without_text(folder: Path) -> Dataset:
 
 def with_text(data: Dataset, path: str) -> Dataset:
     """The same tokenizer, and a text of another origin to be evaluated on, all of it."""
+    if holds_examples(path, "text"):
+        raise DataError(f"{path} holds instructions; a text is evaluated as a whole, so give one, or JSONL with a `text` field")
     source = partial(read_pieces, path)
     found = survey(source(), path)
     texts = list(Part(source, found.sizes, ~found.blank).texts())
@@ -271,7 +327,7 @@ def with_text(data: Dataset, path: str) -> Dataset:
         "num_documents": len(ends),
         "val_starts": np.concatenate([[0], ends[:-1]]),
     }
-    return data._replace(val=ids, floor=None, true_source=None, **about)
+    return data._replace(val=ids, floor=None, true_source=None, roles=None, **about)
 
 
 def read_record(folder: Path) -> dict[str, Any]:
@@ -301,7 +357,8 @@ def _require_room(tokenizer: Tokenizer, config: TrainConfig, vocab_size: int | N
 def _data_files(folder: Path) -> list[str]:
     """What makes up the data but for data.json. Runs from before documents were kept have no *.starts.npy."""
     starts = [f"{part}.starts.npy" for part in PARTS if (folder / f"{part}.starts.npy").is_file()]
-    return ["tokenizer.json", "train.bin", "val.bin", *starts]
+    roles = [f"{part}.roles.bin" for part in PARTS if (folder / f"{part}.roles.bin").is_file()]
+    return ["tokenizer.json", "train.bin", "val.bin", *starts, *roles]
 
 
 def _fingerprint(folder: Path, tokenizer: Tokenizer) -> str:
@@ -318,7 +375,10 @@ def _open(folder: Path, record: dict[str, Any], tokenizer: Tokenizer) -> Dataset
     true_source = SOURCES[record["synthetic"]]() if record["synthetic"] else None
     floor = true_source.entropy_rate if true_source else None
     about = (record["bytes_per_token"], record["source"], record["num_documents"])
-    return Dataset(train, val, tokenizer, record["fingerprint"], floor, *about, true_source, *starts)
+    roles = None
+    if (folder / "train.roles.bin").is_file():
+        roles = open_roles(folder, "train", tokenizer), open_roles(folder, "val", tokenizer)
+    return Dataset(train, val, tokenizer, record["fingerprint"], floor, *about, true_source, starts[0], starts[1], roles)
 
 
 def _open_starts(path: Path, num_tokens: int) -> np.ndarray | None:  # (d,) int64

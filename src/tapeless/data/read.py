@@ -182,6 +182,12 @@ def decode(data: bytes, where: str, offset: int, final: bool = True) -> tuple[st
 
 
 def read_jsonl(path: Path, field: str) -> Iterator[str]:
+    for number, record in read_records(path, field):
+        yield _record_text(record, str(path), number, field)
+
+
+def read_records(path: Path, field: str) -> Iterator[tuple[int, Any]]:
+    """The values of a JSONL file, with the numbers of their lines. field: what they are read for."""
     where, offset = str(path), 0
     with opened(path) as file:
         for number, line in enumerate(file, 1):
@@ -189,19 +195,22 @@ def read_jsonl(path: Path, field: str) -> Iterator[str]:
             text, _ = decode(line[skipped:], where, offset + skipped)
             offset += len(line)
             if text.strip():
-                yield _record_text(text, where, number, field)
+                yield number, _parsed(text, where, number, field)
 
 
-def _record_text(line: str, where: str, number: int, field: str) -> str:
-    def bad(got: str) -> Exception:
-        return BAD_RECORD(path=where, line=number, field=field, got=got)
-
+def _parsed(line: str, where: str, number: int, field: str) -> Any:
     try:
-        record = json.loads(line)
+        return json.loads(line)
     except json.JSONDecodeError as error:
         raise NOT_JSON(path=where, line=number, reason=f"{error.msg} at column {error.colno}") from None
     except RecursionError:
-        raise bad("one that is nested too deeply") from None
+        raise BAD_RECORD(path=where, line=number, field=field, got="one that is nested too deeply") from None
+
+
+def _record_text(record: Any, where: str, number: int, field: str) -> str:
+    def bad(got: str) -> Exception:
+        return BAD_RECORD(path=where, line=number, field=field, got=got)
+
     if not isinstance(record, dict):
         raise bad(type(record).__name__)
     if field not in record:

@@ -4,7 +4,8 @@ in any dtype and on any number of ranks, and no two alike.
     scaled-normal   N(0, 0.02^2); the maps that end a sublayer divided by (2L)^(1/2), so that the residual stream keeps its size
     kaiming         N(0, 2 / fan_in)
     xavier          uniform in ± (6 / (fan_in + fan_out))^(1/2)
-Embeddings are N(0, 0.02^2) in all three, norms 1, biases 0."""
+Embeddings are N(0, 0.02^2) in all three, norms 1, biases 0. Of an adapter the first half is uniform in ± 1 / fan_in^(1/2), so
+that what it makes of x has the size of x, and the second is 0: it begins as nothing."""
 
 import hashlib
 import math
@@ -33,6 +34,8 @@ def initial_values(spec: ParamSpec, scheme: str, num_layers: int, seed: int) -> 
     if spec.init == "embedding":
         return torch.randn(spec.shape, generator=generator, **PLAIN) * STD
     fan_out, fan_in = spec.shape
+    if spec.init == "adapter":
+        return (2 * torch.rand(spec.shape, generator=generator, **PLAIN) - 1) / math.sqrt(fan_in)
     if scheme == "kaiming":
         return torch.randn(spec.shape, generator=generator, **PLAIN) * math.sqrt(2 / fan_in)
     if scheme == "xavier":

@@ -31,7 +31,7 @@ DTYPES = {
 class ParamSpec(NamedTuple):
     name: str
     shape: tuple[int, ...]
-    init: str  # embedding | linear | residual (a linear map that ends a sublayer) | ones | zeros
+    init: str  # embedding | linear | residual (a linear map that ends a sublayer) | adapter (its first half) | ones | zeros
     decay: bool  # whether weight decay applies: matrices yes, norms and biases no
     shard_axis: int | None  # the axis along which tensor parallelism cuts it; None: every rank holds all of it
     joined: bool = False  # follows the parameter before it without a gap: products read the two as one matrix
@@ -136,26 +136,27 @@ class FlatLayout:
 class ParamStore:
     """The flat buffers of a model: parameters, gradients, and the copy that products read where their dtype differs."""
 
-    def __init__(self, layout: FlatLayout, device: torch.device, dtype: str):
+    def __init__(self, layout: FlatLayout, device: torch.device, dtype: str, *, trained: FlatLayout | None = None):
+        """trained: the beginning of `layout`, where not all of it has gradients (trained.py)."""
         if dtype not in DTYPES:
             raise ConfigError(f"unknown dtype {dtype!r}; {nearest(dtype, DTYPES)}")
         master, compute = DTYPES[dtype]
-        self.layout = layout
+        self.layout, self.trained = layout, trained or layout
         with torch.inference_mode(False):  # such tensors would not count the writes into them
             self.flat = torch.zeros(layout.numel, dtype=master, device=device)
             self.compute_flat = self.flat if compute == master else torch.empty_like(self.flat, dtype=compute)
         self.params: Mapping[str, Tensor] = MappingProxyType(layout.views(self.flat))
-        self._copied_version, self._trusted = -1, False
+        self._copied_version, self._seen_version, self._trusted = -1, -1, False
 
     @cached_property
-    def flat_grads(self) -> Tensor:  # (n,)
+    def flat_grads(self) -> Tensor:  # (m,) of what trains
         """Made when they are first asked for: who only evaluates or generates has none."""
         with torch.inference_mode(False):
-            return torch.zeros_like(self.flat)
+            return torch.zeros_like(self.flat[: self.trained.numel])
 
     @cached_property
     def grads(self) -> Mapping[str, Tensor]:
-        return MappingProxyType(self.layout.views(self.flat_grads))
+        return MappingProxyType(self.trained.views(self.flat_grads))
 
     @property
     def version(self) -> int:
@@ -174,17 +175,21 @@ class ParamStore:
         if self.compute_flat is self.flat or (self.version == self._copied_version and (only_if_counted or self._trusted)):
             return
         self.compute_flat.copy_(self.flat)
-        self._copied_version, self._trusted = self.version, False
+        self._copied_version = self._seen_version = self.version
+        self._trusted = False
 
     @property
-    def copy(self) -> Tensor | None:  # (n,)
+    def copy(self) -> Tensor | None:  # (m,) of what trains
         """The compute copy, where there is one, for an optimizer that writes it along with the parameters."""
-        return None if self.compute_flat is self.flat else self.compute_flat
+        self._seen_version = self.version
+        return None if self.compute_flat is self.flat else self.compute_flat[: self.trained.numel]
 
     def copied(self) -> None:
         """The optimizer has written `copy` too, and counts its writes. From here on only counted writes are seen: one that goes
-        around the count, a fused optimizer of torch's among them, must not be mixed with this."""
-        self._copied_version, self._trusted = self.version, True
+        around the count, a fused optimizer of torch's among them, must not be mixed with this. What does not train was not in
+        the optimizer's hands: if anyone wrote it since the last refresh, the copy is stale there."""
+        if self.trained is self.layout or self._seen_version == self._copied_version:
+            self._copied_version, self._trusted = self.version, True
 
     def raise_if_non_finite(self) -> None:
         """Name the first parameter that holds NaN or infinity, where there is one."""

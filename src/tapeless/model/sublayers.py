@@ -12,6 +12,7 @@ from torch import Tensor
 
 from tapeless.config import ModelConfig
 from tapeless.model.decode import KVCache
+from tapeless.model.product import Product, ProductSaved, product_backward, product_forward
 from tapeless.ops.dropout import dropout_key
 from tapeless.ops.op import OpSet, handed_back, without
 
@@ -21,15 +22,15 @@ Params = tuple[Tensor | None, ...]  # what one op takes: its weight, then its bi
 
 
 class BlockParams(NamedTuple):
-    """One block's parameters, or its gradients; matrices that are read together are one view."""
+    """One block's parameters, or its gradients, None of what is frozen; matrices that are read together are one view."""
 
     attn_norm: Params  # w (C,), with LayerNorm also b (C,)
-    qkv: Params  # w ((H+2G)*D, C), b
+    qkv: Product  # w ((H+2G)*D, C), b
     qk_norm: Params  # wq_norm (D,), wk_norm (D,)
-    wo: Params  # w (C, H*D), b
+    wo: Product  # w (C, H*D), b
     ffn_norm: Params  # as attn_norm
-    up: Params  # w (2F, C) gate over up, or (F, C), b
-    down: Params  # w (C, F), b
+    up: Product  # w (2F, C) gate over up, or (F, C), b
+    down: Product  # w (C, F), b
 
 
 class Dropout(NamedTuple):
@@ -50,6 +51,7 @@ class Call(NamedTuple):
     documents: Tensor | None = None  # (B, T) int64
     dropout: Dropout | None = None
     kv_cache: KVCache | None = None
+    lora_scale: float = 1.0
 
     @property
     def offset(self) -> int:  # tokens that came before this pass
@@ -76,10 +78,10 @@ def drop_backward(dy: Tensor, call: Call, purpose: str) -> Tensor:  # (B, T, C)
 
 class SelfAttentionSaved(NamedTuple):
     qkv: Tensor | None  # (B, T, (H+2G)*D)  what `cheap` makes the heads from again
-    qkv_linear: Any
+    qkv_linear: ProductSaved | None
     heads: Any
     attention: Any
-    out_linear: Any
+    out_linear: ProductSaved | None
 
 
 def self_attention_forward(
@@ -89,12 +91,12 @@ def self_attention_forward(
     layer: int,
 ) -> tuple[Tensor, SelfAttentionSaved]:  # a (B, T, C)
     ops = call.ops
-    qkv, qkv_linear = ops.linear.forward(x, *p.qkv)
+    qkv, qkv_linear = product_forward(ops.linear, x, p.qkv, call.lora_scale)
     q, k, v, heads = heads_forward(qkv, p, call)
     if call.kv_cache is not None:
         k, v = call.kv_cache.append(layer, k, v)
     o, attention = ops.attention.forward(q, k, v, call.documents)
-    a, out_linear = ops.linear.forward(o, *p.wo)
+    a, out_linear = product_forward(ops.linear, o, p.wo, call.lora_scale)
     a = drop_forward(a, call, f"blocks.{layer}.attn")
     return a, SelfAttentionSaved(qkv, qkv_linear, heads, attention, out_linear)
 
@@ -109,10 +111,12 @@ def self_attention_backward(
 ) -> Tensor:  # dx (B, T, C)
     ops = call.ops
     da = drop_backward(da, call, f"blocks.{layer}.attn")
-    do = ops.linear.backward(da, saved.out_linear, *p.wo, *g.wo)
+    assert saved.qkv_linear is not None
+    assert saved.out_linear is not None
+    do = product_backward(ops.linear, da, saved.out_linear, p.wo, g.wo, call.lora_scale)
     dq, dk, dv = ops.attention.backward(do, saved.attention)
     dqkv = ops.qkv_rope.backward(dq, dk, dv, saved.heads, *p.qk_norm, *g.qk_norm, theta=call.theta, offset=call.offset)
-    return ops.linear.backward(dqkv, saved.qkv_linear, *p.qkv, *g.qkv)
+    return product_backward(ops.linear, dqkv, saved.qkv_linear, p.qkv, g.qkv, call.lora_scale)
 
 
 def heads_forward(qkv: Tensor, p: BlockParams, call: Call) -> tuple[Tensor, Tensor, Tensor, Any]:
@@ -131,23 +135,24 @@ def heads_forward(qkv: Tensor, p: BlockParams, call: Call) -> tuple[Tensor, Tens
 def self_attention_kept(saved: SelfAttentionSaved, policy: str) -> SelfAttentionSaved:
     if policy == "none":
         return saved._replace(qkv=None)
-    if policy == "cheap":
+    if policy == "cheap" and saved.qkv_linear is not None:
         attention = without(saved.attention, "q", "k", "v")
-        return saved._replace(qkv_linear=without(saved.qkv_linear, "x"), heads=None, attention=attention)
+        return saved._replace(qkv_linear=saved.qkv_linear.without("x"), heads=None, attention=attention)
     return SelfAttentionSaved(None, None, None, None, None)
 
 
 def self_attention_rebuilt(saved: SelfAttentionSaved, x: Tensor, p: BlockParams, call: Call) -> SelfAttentionSaved:
     """What `cheap` let go, from the kept qkv and the input x (B, T, C), itself computed again."""
     assert saved.qkv is not None
+    assert saved.qkv_linear is not None
     q, k, v, heads = heads_forward(saved.qkv, p, call)
     attention = handed_back(saved.attention, q=q, k=k, v=v)
-    return saved._replace(qkv_linear=handed_back(saved.qkv_linear, x=x), heads=heads, attention=attention)
+    return saved._replace(qkv_linear=saved.qkv_linear.handed_back(x=x), heads=heads, attention=attention)
 
 
 class FeedForwardSaved(NamedTuple):
-    up_linear: Any
-    down: Any
+    up_linear: ProductSaved | None
+    down: ProductSaved
 
 
 def feed_forward_forward(
@@ -157,8 +162,8 @@ def feed_forward_forward(
     layer: int,
 ) -> tuple[Tensor, FeedForwardSaved]:  # f (B, T, C)
     ops = call.ops
-    gate_up, up_linear = ops.linear.forward(x, *p.up)
-    f, down = ops.ffn_down[call.config.ffn].forward(gate_up, *p.down)
+    gate_up, up_linear = product_forward(ops.linear, x, p.up, call.lora_scale)
+    f, down = product_forward(ops.ffn_down[call.config.ffn], gate_up, p.down, call.lora_scale)
     f = drop_forward(f, call, f"blocks.{layer}.ffn")
     return f, FeedForwardSaved(up_linear, down)
 
@@ -173,21 +178,22 @@ def feed_forward_backward(
 ) -> Tensor:  # dx (B, T, C)
     ops = call.ops
     df = drop_backward(df, call, f"blocks.{layer}.ffn")
-    dgate_up = ops.ffn_down[call.config.ffn].backward(df, saved.down, *p.down, *g.down)
-    return ops.linear.backward(dgate_up, saved.up_linear, *p.up, *g.up)
+    assert saved.up_linear is not None
+    dgate_up = product_backward(ops.ffn_down[call.config.ffn], df, saved.down, p.down, g.down, call.lora_scale)
+    return product_backward(ops.linear, dgate_up, saved.up_linear, p.up, g.up, call.lora_scale)
 
 
 def feed_forward_kept(saved: FeedForwardSaved, policy: str) -> FeedForwardSaved:
     if policy == "none":
         return saved
-    if policy == "cheap":
-        return saved._replace(up_linear=without(saved.up_linear, "x"))
-    return FeedForwardSaved(None, without(saved.down, "gate_up"))
+    if policy == "cheap" and saved.up_linear is not None:
+        return saved._replace(up_linear=saved.up_linear.without("x"))
+    return FeedForwardSaved(None, saved.down.without("gate_up"))
 
 
 def feed_forward_rebuilt(saved: FeedForwardSaved, x: Tensor, p: BlockParams, call: Call) -> FeedForwardSaved:
     """What `cheap` or `full` let go; the last product is not needed again under either."""
-    if call.recompute == "cheap":
-        return saved._replace(up_linear=handed_back(saved.up_linear, x=x))
-    gate_up, up_linear = call.ops.linear.forward(x, *p.up)
-    return FeedForwardSaved(up_linear, handed_back(saved.down, gate_up=gate_up))
+    if call.recompute == "cheap" and saved.up_linear is not None:
+        return saved._replace(up_linear=saved.up_linear.handed_back(x=x))
+    gate_up, up_linear = product_forward(call.ops.linear, x, p.up, call.lora_scale)
+    return FeedForwardSaved(up_linear, saved.down.handed_back(gate_up=gate_up))

@@ -11,15 +11,17 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tapeless.config import ModelConfig, nearest
+from tapeless.config import Lora, ModelConfig, nearest
 from tapeless.errors import ConfigError, InputError, OrderError
 from tapeless.kernels.choose import choose
 from tapeless.model.block import BlockSaved, block_backward, block_forward
 from tapeless.model.check import check_documents, check_num_targets, check_targets, check_tokens, check_upstream
 from tapeless.model.decode import KVCache
 from tapeless.model.init import initialize
-from tapeless.model.params import FlatLayout, ParamStore, count_params, transformer_specs
-from tapeless.model.sublayers import RECOMPUTE, BlockParams, Call, Dropout, Params, drop_backward, drop_forward
+from tapeless.model.params import ParamStore, count_params, transformer_specs
+from tapeless.model.sublayers import RECOMPUTE, Call, Dropout, drop_backward, drop_forward
+from tapeless.model.trained import layouts
+from tapeless.model.views import TransformerParams, product_names, structured
 from tapeless.ops.op import OpSet, loss_with_gradient
 from tapeless.ops.positions import POSITIONS
 from tapeless.ops.softcap import SOFTCAP
@@ -40,53 +42,9 @@ class Kept(NamedTuple):
     logits_shape: torch.Size | None  # then their shape
 
 
-class TransformerParams(NamedTuple):
-    """The parameters, or the gradients, as the ops take them."""
-
-    embed: Tensor  # (V, C)
-    positions: Tensor | None  # (Tmax, C)
-    blocks: list[BlockParams]
-    final_norm: Params
-    head: Tensor  # (V, C); a tied model's is the embedding, whose gradient then collects from both ends
-
-
 def counted(*inputs: Tensor | None) -> tuple[tuple[Tensor, int], ...]:
     """Tensors with torch's count of the writes into them; those made under inference_mode have none."""
     return tuple((x, x._version) for x in inputs if x is not None and not x.is_inference())
-
-
-def product_names(layout: FlatLayout, config: ModelConfig) -> set[str]:
-    """The parameters whose gradient begins as one product: every matrix but an embedding that no head shares."""
-    matrices = {name for name, spec in layout.specs.items() if spec.init in ("linear", "residual")}
-    return matrices | {"embed.w"} if config.tie_embeddings else matrices
-
-
-def structured(config: ModelConfig, layout: FlatLayout, flat: Tensor) -> TransformerParams:
-    """The flat buffer, seen through the views that the ops take."""
-    views = layout.views(flat)
-
-    def norm(name: str) -> Params:
-        return (views[f"{name}.w"],) if config.norm == "rms" else (views[f"{name}.w"], views.get(f"{name}.b"))
-
-    def block(i: int) -> BlockParams:
-        attn, ffn = f"blocks.{i}.attn", f"blocks.{i}.ffn"
-        return BlockParams(
-            attn_norm=norm(f"{attn}_norm"),
-            qkv=tuple(layout.joined(flat, *(f"{attn}.{kind}{x}" for x in "qkv")) for kind in "wb"),
-            qk_norm=(views.get(f"{attn}.q_norm.w"), views.get(f"{attn}.k_norm.w")),
-            wo=(views[f"{attn}.wo"], views.get(f"{attn}.bo")),
-            ffn_norm=norm(f"{ffn}_norm"),
-            up=tuple(layout.joined(flat, f"{ffn}.{kind}_gate", f"{ffn}.{kind}_up") for kind in "wb"),
-            down=(views[f"{ffn}.w_down"], views.get(f"{ffn}.b_down")),
-        )
-
-    return TransformerParams(
-        embed=views["embed.w"],
-        positions=views.get("pos.w"),
-        blocks=[block(i) for i in range(config.num_layers)],
-        final_norm=norm("final_norm"),
-        head=views["embed.w" if config.tie_embeddings else "head.w"],
-    )
 
 
 class Transformer:
@@ -105,36 +63,49 @@ class Transformer:
         ops: str = "auto",
         recompute: str = "none",
         initialized: bool = True,
+        freeze: str = "",
+        lora: Lora | None = None,
     ):
-        """initialized: False leaves the parameters zero, for a caller who writes them all."""
+        """initialized: False leaves the parameters zero, for a caller who writes them all. freeze, lora: what does not train,
+        and has no gradient (trained.py)."""
         if not isinstance(config, ModelConfig):
             raise ConfigError(f"a Transformer takes a ModelConfig, got {type(config).__name__}; build_model takes any kind")
         if recompute not in RECOMPUTE:
             raise ConfigError(f"unknown recompute policy {recompute!r}; {nearest(recompute, RECOMPUTE)}")
         self.config, self.seed, self.dtype, self.recompute = config, seed, dtype, recompute
-        self.device = torch.device(device)
+        if lora and dtype == "fp8":
+            raise ConfigError("adapters of a low rank are too narrow for products of eight bits; lora with --dtype bfloat16")
+        self.device, self.freeze, self.lora = torch.device(device), freeze, lora
         self.ops, self.ops_reason = choose(ops, self.device, dtype)
-        self.store = ParamStore(FlatLayout(transformer_specs(config)), self.device, dtype)
+        layout, trained = layouts(transformer_specs(config), freeze, lora)
+        self.store = ParamStore(layout, self.device, dtype, trained=trained)
         if initialized:
             initialize(self.store, config.init, config.num_layers, seed)
         self._p = structured(config, self.store.layout, self.store.compute_flat)
-        make_decoder = self.ops.decoder
+        make_decoder = None if lora else self.ops.decoder  # which knows of no adapters; merged, it is a model without them
         self._decode = make_decoder and make_decoder(config, self.store.layout.spans, self.store.compute_flat)
         self._kept: Kept | None = None
 
     @cached_property
     def _g(self) -> TransformerParams:
-        return structured(self.config, self.store.layout, self.store.flat_grads)
+        return structured(self.config, self.store.trained, self.store.flat_grads)
 
     @cached_property
     def _grad_parts(self) -> dict[str, Tensor]:
         """What `on_grads_ready` is handed, one after the other."""
-        return self.store.layout.parts(self.store.flat_grads)
+        return self.store.trained.parts(self.store.flat_grads)
+
+    @cached_property
+    def _lowest(self) -> int:
+        """The first block that backward has to reach: nothing below it trains. 0 where an embedding does."""
+        parts = self.store.trained.parts(self.store.flat)
+        blocks = [i for i in range(self.config.num_layers) if f"blocks.{i}" in parts]
+        return 0 if "embed" in parts else min(blocks, default=self.config.num_layers)
 
     @cached_property
     def _summed_grads(self) -> list[Tensor]:
         """The stretches of the gradients that do not begin as a product."""
-        return self.store.layout.all_but(self.store.flat_grads, product_names(self.store.layout, self.config))
+        return self.store.trained.all_but(self.store.flat_grads, product_names(self.store.trained, self.config))
 
     @property
     def params(self) -> Mapping[str, Tensor]:
@@ -215,6 +186,7 @@ class Transformer:
         head, options = kept.call.ops.linear_cross_entropy, self._loss_options(num_targets)
         if check:
             self._finite(n)
+        assert self._p.head is not None
         loss, dn = loss_with_gradient(head, n, targets, self._p.head, self._g.head, **options)
         if check:
             self._finite(loss)
@@ -303,17 +275,24 @@ class Transformer:
 
     def _trunk_backward(self, dn: Tensor, kept: Kept, on_grads_ready: Callable[[Tensor], None] | None) -> None:
         """The mirror image of `_trunk`, from the gradient of its output on: dn (B, T, C)."""
-        p, g, call, c, ready = self._p, self._g, kept.call, self.config, on_grads_ready or (lambda grads: None)
+        p, g, call, c = self._p, self._g, kept.call, self.config
+
+        def ready(part: str) -> None:
+            if on_grads_ready is not None and part in self._grad_parts:
+                on_grads_ready(self._grad_parts[part])
+
         dx = call.ops.add_norm[c.norm].backward(None, dn, kept.final_norm, *p.final_norm, *g.final_norm)
-        ready(self._grad_parts["head"])
-        for i in reversed(range(c.num_layers)):
+        ready("head")
+        for i in reversed(range(self._lowest, c.num_layers)):
             dx = block_backward(dx, kept.blocks.pop(), p.blocks[i], g.blocks[i], call, i)
-            ready(self._grad_parts[f"blocks.{i}"])
+            ready(f"blocks.{i}")
+        if "embed" not in self._grad_parts:
+            return
         dx = drop_backward(dx, call, "embed")
         if p.positions is not None:
             dx = POSITIONS.backward(dx, None, p.positions, g.positions)
         call.ops.embed.backward(dx, kept.embed, p.embed, g.embed)
-        ready(self._grad_parts["embed"])
+        ready("embed")
 
     def _trunk(self, tokens: Tensor, call: Call, keep: bool) -> tuple[Tensor, Kept]:  # n (B, T, C)
         """Everything before the head."""
@@ -326,7 +305,7 @@ class Transformer:
         blocks = []
         for i in range(c.num_layers):
             x, delta, saved = block_forward(x, delta, p.blocks[i], call, i)
-            if keep:
+            if keep and i >= self._lowest:
                 blocks.append(saved)
         _, n, final_norm = self.ops.add_norm[c.norm].forward(x, delta, *p.final_norm, eps=c.norm_eps)
         return n, Kept(call, self.store.version, (), embed, blocks, final_norm, None, None, None, None)
@@ -349,7 +328,8 @@ class Transformer:
         }
 
     def _call(self, documents: Tensor | None, dropout: Dropout | None = None, kv_cache: KVCache | None = None) -> Call:
-        return Call(self.config, self.ops, self.recompute, documents, dropout, kv_cache)
+        scale = self.lora.scale if self.lora else 1.0
+        return Call(self.config, self.ops, self.recompute, documents, dropout, kv_cache, scale)
 
     def _dropout(self, step: int | None, first_sample: int) -> Dropout | None:
         if self.config.dropout == 0:

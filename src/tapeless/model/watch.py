@@ -74,7 +74,7 @@ class _Watch:
         store = model.store
         self.listener, self.layer = listener, ""
         compute = store.layout.views(store.compute_flat)
-        self.owners = {view.data_ptr(): name.rpartition(".")[0] for name, view in compute.items()}
+        self.owners = {view.data_ptr(): name.partition(".lora_")[0].rpartition(".")[0] for name, view in compute.items()}
         first = store.flat_grads.data_ptr()
         self.grads = range(first, first + store.flat_grads.nbytes)
 

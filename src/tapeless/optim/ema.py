@@ -28,7 +28,9 @@ def decay_at(t: int, decay: float) -> float:
 
 class Ema:
     def __init__(self, params: Mapping[str, Tensor], decay: float):
-        self.params, self.decay, self._views = flat_buffer(params), decay, params
+        """params: of what trains, which is the beginning of the flat buffer, or all of it."""
+        end = max(view.storage_offset() + view.numel() for view in params.values())
+        self.params, self.decay, self._views = flat_buffer(params)[:end], decay, params
         self.average = torch.empty_like(self.params)  # (n,)
         self.begin()
 

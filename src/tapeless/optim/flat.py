@@ -69,17 +69,20 @@ class FlatOptimizer(ABC):
         weight_decay: float,
         decay: Collection[str] | None,  # the parameters that decay, by name; None: all matrices, no norms and biases
     ):
-        self.params, self.grads = flat_buffer(params), flat_buffer(grads)
-        if _places(params) != _places(grads):
+        flat, self.grads = flat_buffer(params), flat_buffer(grads)
+        trained = {name: params[name] for name in grads if name in params}  # the others are frozen, and lie behind these
+        ends = max(view.storage_offset() + view.numel() for view in grads.values())
+        if _places(trained) != _places(grads) or len(self.grads) != (ends if len(params) > len(grads) else len(flat)):
             raise ConfigError("params and grads are not of one model: their names, shapes or places differ")
-        self.decay = {name for name, view in params.items() if view.dim() >= 2} if decay is None else set(decay)
-        for name in self.decay - params.keys():
+        self.params = flat[: len(self.grads)]
+        for name in set(decay or ()) - params.keys():
             raise ConfigError(f"decay names {name!r}, which is no parameter; {nearest(name, params)}")
+        self.decay = {name for name, view in trained.items() if (view.dim() >= 2 if decay is None else name in decay)}
         self.lr, self.weight_decay = lr, weight_decay
         self.t = 0  # steps taken
         self.state = {name: torch.zeros_like(self.params) for name in self.state_names}
-        self._stretches = decayed_stretches(params, self.decay) if weight_decay else []
-        self._views = params
+        self._stretches = decayed_stretches(trained, self.decay) if weight_decay else []
+        self._views = trained
 
     def step(
         self,

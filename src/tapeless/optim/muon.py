@@ -74,6 +74,7 @@ class Muon(AdamW):
     ):
         """options: those of AdamW, whose lr, weight_decay and decay hold for the matrices too."""
         super().__init__(params, grads, **options)
+        params = self._views  # of what trains
         hidden = [name for name, w in params.items() if w.dim() == 2 and name not in NOT_HIDDEN]
         chosen = set(hidden if matrices is None else matrices)
         for name in chosen:

@@ -98,7 +98,7 @@ class _Look:
         c, dx = self.config, seen.outputs["dx"]
         ignored = dx.reshape(-1, dx.shape[-1])[self.targets.flatten() == IGNORED]  # (n, C)
         self._add("dx = 0 of ignored targets", seen.layer, ignored.abs(), 0.0)
-        if not c.z_loss and not c.logit_softcap:
+        if seen.grads and not c.z_loss and not c.logit_softcap:  # a frozen head has none
             (dw,) = map(wide, seen.grads)  # (V, C); of a tied model the head's share alone, the other comes later
             self._add("sum of dw over V = 0", seen.layer, dw.sum(0).norm() / dw.norm(dim=1).sum().clamp_min(1e-300), self.bound)
 
@@ -142,7 +142,8 @@ def _causality(model: Transformer, tokens: Tensor) -> Iterator[Checked]:  # (1, 
 
 
 def _unused_rows(model: AnyModel, tokens: Tensor) -> Iterator[Checked]:
-    if not getattr(model.config, "tie_embeddings", False):  # a tied row has the head's gradient too
+    tied = getattr(model.config, "tie_embeddings", False)  # such a row has the head's gradient too
+    if not tied and "embed.w" in model.grads:
         unused = torch.ones(model.config.vocab_size, dtype=torch.bool, device=tokens.device)
         unused[tokens.flatten()] = False
         rows = model.grads["embed.w"][unused]

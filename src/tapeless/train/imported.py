@@ -6,11 +6,13 @@ Judged by: tests/train/test_imported.py."""
 
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tapeless.config import TrainConfig
+from torch import Tensor
+
+from tapeless.config import ModelConfig, TrainConfig
 from tapeless.data.files import write_json
 from tapeless.data.tokenizer import Tokenizer, make_tokenizer
 from tapeless.errors import ConfigError, InputError
@@ -33,18 +35,31 @@ def import_model(source: Path, out_dir: Path, argv: Sequence[str], *, tokenizer:
     """tokenizer: `bytes` or the path of a tokenizer.json, for a directory that has none."""
     model = read_model(source)
     chosen = _tokenizer(model, source, tokenizer)
+    run = write_run(out_dir, model.config, model.params, chosen, model.generation, argv)
+    return Imported(run, model, chosen)
+
+
+def write_run(
+    out_dir: Path,
+    config: ModelConfig,
+    params: Mapping[str, Tensor],
+    tokenizer: Tokenizer,
+    generation: Generation,
+    argv: Sequence[str],
+) -> RunDir:
+    """A run of a model that was made elsewhere, or of other runs."""
     run = RunDir.create(out_dir)
     try:
-        chosen.save(run.tokenizer)
-        write_json(run.path / FILE, model.generation.settings())
-        train = TrainConfig(tokenizer=str(run.tokenizer), seq_len=min(model.config.max_seq_len, LONGEST_WINDOW))
-        write_run_config(run.config, RunConfig(model.config, train, {"tokenizer_hash": chosen.fingerprint}))
+        tokenizer.save(run.tokenizer)
+        write_json(run.path / FILE, generation.settings())
+        train = TrainConfig(tokenizer=str(run.tokenizer), seq_len=min(config.max_seq_len, LONGEST_WINDOW))
+        write_run_config(run.config, RunConfig(config, train, {"tokenizer_hash": tokenizer.fingerprint}))
         write_environment(run.env, argv)
-        save_checkpoint(run.checkpoints, model.params, {}, _beginning(train))
+        save_checkpoint(run.checkpoints, params, {}, _beginning(train))
     except BaseException:  # also an impatient Ctrl-C: half a directory would only be in the way of the next attempt
         shutil.rmtree(run.path)
         raise
-    return Imported(run, model, chosen)
+    return run
 
 
 def generation_of(run: RunDir) -> Generation:

@@ -1,11 +1,12 @@
 """Training that begins with a model that is there already: `tapeless train new --init-from RUN`.
 
 The architecture, the weights and the tokenizer are the other run's; data, optimizer, schedule and step count are new. Of the
-model only what is of training alone may be chosen anew: dropout, z-loss, label smoothing.
-Judged by: tests/train/test_init_from.py."""
+model only what is of training alone may be chosen anew: dropout, z-loss, label smoothing. With lora_rank the weights stay what
+they are, and a run finds them again whenever it goes on (base.py).
+Judged by: tests/train/test_init_from.py, tests/train/test_adapter_runs.py."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,30 +14,45 @@ from tapeless.config import AnyModelConfig, TrainConfig
 from tapeless.errors import ConfigError
 from tapeless.interop.hf_import import is_hugging_face
 from tapeless.model.build import AnyModel
-from tapeless.train.checkpoint import restore
-from tapeless.train.run_config import read_run_config
+from tapeless.model.trained import plain
+from tapeless.train.base import base_weights
+from tapeless.train.checkpoint import checkpoints, restore
+from tapeless.train.run_config import RunConfig, read_run_config
 from tapeless.train.run_dir import RunDir
 from tapeless.train.runs import saved_weights
 
 FREE = {"dropout", "z_loss", "label_smoothing"}
 
 
-def inherited(train: TrainConfig, changes: Mapping[str, Any]) -> tuple[AnyModelConfig, TrainConfig]:
-    """The other run's model, and this one's training with its tokenizer. changes: fields of the model that were asked for."""
+def inherited(train: TrainConfig, asked: Mapping[str, Any]) -> tuple[AnyModelConfig, TrainConfig]:
+    """The other run's model, and this one's training with its tokenizer. asked: fields of the model, by whichever way they were
+    named; what they say must be so already."""
     run = _other(train)
     model = read_run_config(run.config).model
-    fixed = [name for name in changes if name not in FREE]
-    if fixed:
-        raise ConfigError(f"init_from brings its own model: leave out {', '.join(fixed)}; {', '.join(sorted(FREE))} may change")
+    there = asdict(model)
+    differ = [
+        f"{name} is {there.get(name, 'not a field')} there, {value} was asked for"
+        for name, value in asked.items()
+        if name not in FREE and there.get(name) != value
+    ]
+    if differ:
+        raise ConfigError(
+            f"init_from {run.path} brings its own model: {'; '.join(differ)}; {', '.join(sorted(FREE))} may change"
+        )
     if train.tokenizer != TrainConfig().tokenizer:
-        raise ConfigError(f"init_from brings its own tokenizer: leave out tokenizer = {train.tokenizer!r}")
-    return replace(model, **changes), replace(train, tokenizer=str(run.tokenizer))
+        raise ConfigError(f"init_from {run.path} brings its own tokenizer: leave out tokenizer = {train.tokenizer!r}")
+    free = {name: value for name, value in asked.items() if name in FREE}
+    return replace(model, **free), replace(train, tokenizer=str(run.tokenizer))
 
 
-def begin_with(model: AnyModel, source: str, *, on_warning: Callable[[str], None]) -> None:
-    """The newest weights of the other run, in place of the initial ones."""
-    checkpoint = saved_weights(RunDir.open(source), on_warning=on_warning)
-    restore(model.params, checkpoint.params, checkpoint.path)
+def begin_with(model: AnyModel, run: RunDir, config: RunConfig, *, on_warning: Callable[[str], None]) -> None:
+    """The weights that the run begins with, in place of the initial ones: the newest of the other run, or the base of
+    adapters, which no checkpoint of their own holds."""
+    if config.train.lora:
+        restore(plain(model.params), base_weights(config.data), Path(config.data["base_checkpoint"]))
+    elif config.train.init_from and not checkpoints(run.checkpoints):
+        checkpoint = saved_weights(RunDir.open(config.train.init_from), on_warning=on_warning)
+        restore(model.params, checkpoint.params, checkpoint.path)
 
 
 def _other(train: TrainConfig) -> RunDir:

@@ -50,7 +50,7 @@ class LayerWatch:
     def __init__(self, model: AnyModel, every: int):
         """every: steps between looks; 0: none."""
         self.model, self.every = model, every
-        spans = model.store.layout.spans
+        spans = model.store.trained.spans
         self._names: dict[str, list[str]] = {}  # of each group; they are neighbours in the flat buffer
         for name in spans:
             self._names.setdefault(group_of(name), []).append(name)

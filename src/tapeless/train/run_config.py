@@ -20,7 +20,7 @@ from tapeless.errors import CHANGED, ConfigError
 
 # Fields of [train] that a resume may change; all others but the frozen are the schedule. Path and corpus are here because the
 # content of [data] is frozen: a file may move as long as it is the same.
-FROZEN = {"tokenizer"}
+FROZEN = {"tokenizer", "freeze", "lora_rank", "lora_alpha", "lora_targets"}
 FREE = {
     "max_time",
     "dataset_path",
@@ -50,7 +50,7 @@ FREE = {
 class RunConfig:
     model: AnyModelConfig
     train: TrainConfig
-    data: Mapping[str, str]  # fingerprints by name: tokenizer_hash, dataset_fingerprint
+    data: Mapping[str, str]  # fingerprints by name: tokenizer_hash, dataset_fingerprint, and of adapters their base (base.py)
 
     @property
     def imported(self) -> bool:

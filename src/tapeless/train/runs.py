@@ -19,11 +19,14 @@ from torch import Tensor
 from tapeless.config import WEIGHTS, AnyModelConfig, SimpleLMConfig, TrainConfig, checked, nearest
 from tapeless.data.prepare import Dataset, fingerprints, open_prepared, prepare, source_hashes, without_text
 from tapeless.errors import DISK_FULL, CheckpointError, ConfigError, WriteError
+from tapeless.interop.generation import FILE as GENERATION
 from tapeless.kernels.repeatable import make_repeatable
 from tapeless.model.build import AnyModel, build_model
 from tapeless.optim.ema import EMA
+from tapeless.train.base import named_base, with_base
 from tapeless.train.checkpoint import Checkpoint, checkpoints, load_checkpoint, read_checkpoint, restore
 from tapeless.train.fastest import fastest_dtype
+from tapeless.train.imported import generation_of
 from tapeless.train.metrics_log import MetricsLog
 from tapeless.train.rotation import remove_stale
 from tapeless.train.run_config import Change, RunConfig, check_resume, read_run_config, write_run_config
@@ -66,7 +69,9 @@ def make_model(config: AnyModelConfig, train: TrainConfig) -> AnyModel:
     prepare_process(train)
     options: dict[str, Any] = {"seed": train.seed, "device": usable_device(train.device), "dtype": with_dtype(train).dtype}
     if not isinstance(config, SimpleLMConfig):
-        options |= {"ops": train.ops, "recompute": train.recompute}
+        options |= {"ops": train.ops, "recompute": train.recompute, "freeze": train.freeze, "lora": train.lora}
+    elif train.freeze or train.lora:
+        raise ConfigError("freeze and lora_rank are for transformers; a SimpleLM trains as a whole")
     return build_model(config, **options)
 
 
@@ -93,12 +98,12 @@ def begin(
     try:
         prepare_process(train_config)
         train_config = resolved(model_config, train_config)
-        data = prepare(train_config, model_config.vocab_size, run.path)
-        config = RunConfig(
-            model_config,
-            train_config,
-            {"tokenizer_hash": data.tokenizer.fingerprint, "dataset_fingerprint": data.fingerprint},
-        )
+        end = generation_of(RunDir.open(train_config.init_from)).stop[:1] if train_config.init_from else ()
+        data = prepare(train_config, model_config.vocab_size, run.path, end=end)
+        named = {"tokenizer_hash": data.tokenizer.fingerprint, "dataset_fingerprint": data.fingerprint}
+        if train_config.init_from:
+            named |= _inherited(RunDir.open(train_config.init_from), run, adapters=train_config.lora is not None)
+        config = RunConfig(model_config, train_config, named)
         write_run_config(run.config, config)
         write_environment(run.env, argv)
     except BaseException as error:  # also an impatient Ctrl-C: half a directory would only be in the way of the next attempt
@@ -107,6 +112,18 @@ def begin(
             raise DISK_FULL(path=out_dir, detail="the data do not fit") from None
         raise
     return run, config, data
+
+
+def _inherited(other: RunDir, run: RunDir, *, adapters: bool) -> dict[str, str]:
+    """What a run takes along from the one it begins with, beside the model: how it wants to be sampled, and as the base of
+    adapters the checkpoint itself, by name."""
+    if (other.path / GENERATION).is_file():
+        shutil.copy(other.path / GENERATION, run.path / GENERATION)
+    if not adapters:
+        return {}
+    if read_run_config(other.config).train.lora:
+        raise ConfigError(f"{other.path} holds adapters itself; first: tapeless merge {other.path} --out DIR")
+    return named_base(load_checkpoint(other.checkpoints, on_warning=log.warning).path)
 
 
 def resumed_configuration(run: RunDir, overrides: Mapping[str, Any]) -> tuple[RunConfig, list[Change]]:
@@ -122,7 +139,7 @@ def resumed_configuration(run: RunDir, overrides: Mapping[str, Any]) -> tuple[Ru
     of_train = {name: value for name, value in overrides.items() if name not in of_model}
     model = replace(before.model, **of_model)
     train = with_dtype(checked("train", {**set_fields(before.train), **of_train}, "--override"))
-    now = RunConfig(model, train, fingerprints(run.path))
+    now = RunConfig(model, train, {**before.data, **fingerprints(run.path)})
     if (train.dataset_path, train.corpus) != (before.train.dataset_path, before.train.corpus):  # moved: is it the same text?
         hashes = source_hashes(run.path, train)
         kept, found = (replace(c, data={**c.data, "source_sha256": x}) for c, x in zip((before, now), hashes, strict=True))
@@ -204,13 +221,16 @@ class Loaded(NamedTuple):
 
 
 def saved_weights(run: RunDir, *, which: str = "latest", fallback: bool = True, on_warning: Warn) -> Checkpoint:
-    """The checkpoint `latest`, `best`, or of the step that `which` names."""
-    if which in ("latest", "best"):
-        return load_checkpoint(run.checkpoints, which=which, fallback=fallback, on_warning=on_warning)
+    """The checkpoint `latest`, `best`, or of the step that `which` names, with all weights of the model: adapters are merged
+    into their base."""
     steps = checkpoints(run.checkpoints)
-    if not which.isdigit() or int(which) not in steps:
+    if which in ("latest", "best"):
+        found = load_checkpoint(run.checkpoints, which=which, fallback=fallback, on_warning=on_warning)
+    elif which.isdigit() and int(which) in steps:
+        found = read_checkpoint(steps[int(which)])
+    else:
         raise CheckpointError(f"{run.path} has no checkpoint {which!r}; there are latest, best, {', '.join(map(str, steps))}")
-    return read_checkpoint(steps[int(which)])
+    return with_base(found, read_run_config(run.config))
 
 
 def chosen_weights(checkpoint: Checkpoint, weights: str) -> Mapping[str, Tensor]:
@@ -223,7 +243,7 @@ def chosen_weights(checkpoint: Checkpoint, weights: str) -> Mapping[str, Tensor]
         raise CheckpointError(
             f"{checkpoint.path} holds no average of the weights: it was trained with ema_decay 0; take the raw weights"
         )
-    return checkpoint.optim[EMA]
+    return {**checkpoint.params, **checkpoint.optim[EMA]}  # what is frozen has no average
 
 
 def load(path: str | Path, *, which: str = "latest", weights: str = "raw", fallback: bool = True, on_warning: Warn) -> Loaded:
@@ -232,7 +252,7 @@ def load(path: str | Path, *, which: str = "latest", weights: str = "raw", fallb
     run = RunDir.open(path)
     config = read_run_config(run.config)
     checkpoint = saved_weights(run, which=which, fallback=fallback, on_warning=on_warning)
-    model = make_model(config.model, config.train)
+    model = make_model(config.model, replace(config.train, freeze="", lora_rank=0))
     restore(model.params, chosen_weights(checkpoint, weights), checkpoint.path)
     data = without_text(run.path) if config.imported else open_prepared(run.path)
     return Loaded(model, data, config, checkpoint)

@@ -11,7 +11,10 @@ import torch
 
 from tapeless.config import AnyModelConfig, ModelConfig, TrainConfig
 from tapeless.data.baselines import Baselines
+from tapeless.data.batches import ExampleLoader
 from tapeless.data.prepare import Dataset
+from tapeless.model.build import AnyModel
+from tapeless.model.params import count_params
 from tapeless.model.transformer import Transformer
 from tapeless.train.trainer import Trainer
 
@@ -26,11 +29,12 @@ def introduction(run: Path | None, trainer: Trainer, beaten: Baselines) -> list[
     ops = "reference (SimpleLM is a Chain of them)"
     if isinstance(model, Transformer):
         ops = f"{model.ops.name} ({model.ops_reason})"
-    decaying, others = decay_groups(model.params, trainer.optimizer.decay)
+    decaying, others = decay_groups(model.grads, trainer.optimizer.decay)
     rows = [
         ("run", f"{run}{at}" if run else f"nothing is written{at}"),
         ("model", model_words(model.config, model.num_params)),
-        ("data", f"{data.source}; {len(data.train):,} tokens to train on, {len(data.val):,} to validate"),
+        *trains_words(model),
+        ("data", f"{data.source}; {len(data.train):,} tokens to train on, {len(data.val):,} to validate{left_out(trainer)}"),
         ("tokenizer", tokenizer_words(data, model.config.vocab_size)),
         ("ops", f"{ops}; {model.dtype} on {model.device}{threads}"),
         ("steps", steps_words(trainer)),
@@ -39,6 +43,23 @@ def introduction(run: Path | None, trainer: Trainer, beaten: Baselines) -> list[
         ("to beat", ", ".join(f"{name} {value:.4f}" for name, value in marks(data, beaten))),
     ]
     return rows
+
+
+def trains_words(model: AnyModel) -> list[Row]:
+    """Which part of the model trains, where it is not all of it."""
+    store = model.store
+    if store.trained is store.layout:
+        return []
+    lora = getattr(model, "lora", None)
+    what = f"adapters of rank {lora.rank} on {lora.targets}, times {lora.scale:g}" if lora else "what is not frozen"
+    return [("trains", f"{count_params(store.trained.specs.values()):,} parameters: {what}")]
+
+
+def left_out(trainer: Trainer) -> str:
+    loader = trainer.loader
+    if not isinstance(loader, ExampleLoader) or not loader.examples.left_out:
+        return ""
+    return f"; {loader.examples.left_out:,} of {loader.examples.num_examples:,} examples have no completion in a window"
 
 
 def marks(data: Dataset, beaten: Baselines) -> list[tuple[str, float]]:

@@ -20,12 +20,13 @@ import torch
 from torch import Tensor
 
 from tapeless.config import AnyModelConfig, ModelConfig, Sampling, TrainConfig, seconds
+from tapeless.data.batches import training_batches, validation_batch
 from tapeless.data.files import atomic_write
-from tapeless.data.loader import Loader, validation_windows
 from tapeless.data.prepare import Dataset
 from tapeless.errors import WARMUP_TOO_LONG, ConfigError, IdentityError, NonFiniteError, WriteError
 from tapeless.generate.engine import generate
 from tapeless.model.build import AnyModel
+from tapeless.model.trained import checkpointed
 from tapeless.optim.ema import EMA, Ema
 from tapeless.optim.schedule import learning_rate
 from tapeless.train.checkpoint import Checkpoint, restore, save_checkpoint
@@ -72,20 +73,21 @@ class Trainer:
         on_event: Listener = lambda event: None,
         before_save: Callable[[], None] = lambda: None,
         stopped: Callable[[], bool] = lambda: False,
+        base: str | None = None,
     ):
         """run: where checkpoints and samples go; without one nothing is written. on_event: told every event of
         metrics.jsonl. before_save: called before each checkpoint, which must not outlive what was told until then.
         stopped: asked at every step and inside evaluation; True saves and ends the run, as does the end of max_time, which
-        is counted from here on."""
+        is counted from here on. base: the hash of the weights that adapters stand beside, which checkpoints then name."""
         self.model, self.config, self.data, self.run_dir = model, config, data, run
-        self.on_event, self.before_save = on_event, before_save
+        self.on_event, self.before_save, self.base = on_event, before_save, base
         self._asked, self._deadline = stopped, time.monotonic() + seconds(config.max_time)
         self.seq_len: int = config.seq_len or default_seq_len(model.config)
         starts = document_starts(model, config, data)
-        self.loader = Loader(data.train, self.seq_len, config.batch_size * config.grad_accum, config.seed, starts[0])
-        self.validation = validation_windows(data.val, self.seq_len, config.eval_windows, starts[1])
+        self.loader = training_batches(data, self.seq_len, config.batch_size * config.grad_accum, config.seed, starts[0])
+        self.validation = validation_batch(data, self.seq_len, config.eval_windows, starts[1])
         self.optimizer = optimizer_of(model, config)
-        self.ema = Ema(model.params, config.ema_decay) if config.ema_decay else None
+        self.ema = Ema({name: model.params[name] for name in model.grads}, config.ema_decay) if config.ema_decay else None
         self._graphed = graphed_step(model, self.optimizer, config)
         self.spikes = SpikeGuard(config.spike_z)
         self._watch = LayerWatch(model, config.watch_every)
@@ -288,7 +290,7 @@ class Trainer:
     def sample(self) -> str:
         """A text that the model continues from the prompt, or from the first validation token."""
         c, tokenizer = self.config, self.data.tokenizer
-        prompt = tokenizer.encode(c.sample_prompt) if c.sample_prompt else self.data.val[:1]
+        prompt = tokenizer.encode(c.sample_prompt) if c.sample_prompt else self.data.beginning()
         (ids,) = generate(
             self.model,
             [int(i) for i in prompt],
@@ -315,7 +317,7 @@ class Trainer:
             self.model.store.raise_if_non_finite()
             self.before_save()
             kept = self.optimizer.named_state() | ({} if self.ema is None else {EMA: self.ema.named()})
-            path = save_checkpoint(self.run_dir.checkpoints, self.model.params, kept, self._state())
+            path = save_checkpoint(self.run_dir.checkpoints, checkpointed(self.model.params), kept, self._state())
             self._saved = (self.steps, path)
             self._tell("checkpoint", path=path.name)
             rotate(
@@ -336,7 +338,7 @@ class Trainer:
                 f"{checkpoint.path} holds the optimizer state {', '.join(saved)}, but optimizer "
                 f"{self.config.optimizer!r} has {', '.join(moments)}; resume with the run's own optimizer"
             )
-        restore(self.model.params, checkpoint.params, checkpoint.path)
+        restore(checkpointed(self.model.params), checkpoint.params, checkpoint.path)
         for name, views in moments.items():
             restore(views, saved[name], checkpoint.path)
         self.steps = self.resumed_from = state["step"]
@@ -386,6 +388,7 @@ class Trainer:
                 "losses": list(self.spikes.losses),
             },
             "world_size": 1,
+            "base": self.base,
         }
 
     def _tell(self, event: str, **facts: Any) -> None:

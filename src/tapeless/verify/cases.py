@@ -24,6 +24,7 @@ from tapeless.ops.ffn_gate import GEGLU, SWIGLU
 from tapeless.ops.layer_norm import LAYER_NORM
 from tapeless.ops.linear import LINEAR
 from tapeless.ops.linear_cross_entropy import LINEAR_CROSS_ENTROPY
+from tapeless.ops.lora import LORA
 from tapeless.ops.matmul import MATMUL
 from tapeless.ops.numerics import accumulation_dtype
 from tapeless.ops.op import Op, OpSet
@@ -164,6 +165,17 @@ def _simple() -> Iterator[OpCase]:
     ):
         wide = ("db",) if "b" in linear_in else ()
         yield OpCase(name, LINEAR, build, twins.linear, ("x",), ("w", "b"), linear_in=linear_in, wide=wide, slot=("linear",))
+    yield OpCase("lora", LORA, fixtures.lora, twins.lora, ("x",), ("a", "b"), scalars={"scale": 1.7}, linear_in=("x", "a", "b"))
+    yield OpCase(
+        "lora[square]",
+        LORA,
+        fixtures.lora_square,
+        twins.lora,
+        ("x",),
+        ("a", "b"),
+        scalars={"scale": 1.7},
+        linear_in=("x", "a", "b"),
+    )
     for name, op, build, twin in (
         ("matmul", MATMUL, fixtures.matmul, twins.matmul),
         ("broadcast[add]", ADD, fixtures.broadcast, twins.add),
@@ -210,6 +222,16 @@ def _feed_forward() -> Iterator[OpCase]:
                 wide=("db",) if bias else (),
                 slot=("ffn_down", kind),
             )
+    yield OpCase(
+        "lora[down]",
+        LORA,
+        fixtures.lora_down,
+        partial(twins.lora_down, twins.swiglu),
+        ("gate_up",),
+        ("a", "b"),
+        scalars={"scale": 1.7, "product": FFN_DOWN["swiglu"]},
+        linear_in=("a", "b"),
+    )
 
 
 def _norms() -> Iterator[OpCase]:

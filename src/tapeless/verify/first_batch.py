@@ -16,7 +16,7 @@ from tapeless.model.build import AnyModel, build_model
 from tapeless.model.simple_lm import SimpleLM
 from tapeless.ops.reference import REFERENCE
 from tapeless.verify.finding import Finding, distance
-from tapeless.verify.fixtures import FIRST_SAMPLE, STEP, batch, move_off_init, shrunk
+from tapeless.verify.fixtures import FIRST_SAMPLE, STEP, batch, move_off_init, shrunk, trains_of
 from tapeless.verify.full_size import along_directions
 from tapeless.verify.model_judges import kernel_bound, zero_by_identity
 from tapeless.verify.tolerances import FIRST_BATCH
@@ -58,7 +58,7 @@ def _rebuilt(model: AnyModel, small: bool = False, **changes: Any) -> AnyModel:
     """Another model of the same settings but for `changes`: with the same weights, or at fixture sizes."""
     options: dict[str, Any] = {"seed": model.seed, "dtype": model.dtype, "device": model.device}
     if not isinstance(model, SimpleLM):
-        options |= {"ops": model.ops.name, "recompute": model.recompute}
+        options |= {"ops": model.ops.name, "recompute": model.recompute, **trains_of(model)}
     options |= {key: value for key, value in changes.items() if key in options}
     if small:
         return build_model(shrunk(model.config), **options)

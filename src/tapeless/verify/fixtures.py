@@ -10,9 +10,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tapeless.config import AnyModelConfig, ModelConfig, SimpleLMConfig
+from tapeless.config import AnyModelConfig, Lora, ModelConfig, SimpleLMConfig
 from tapeless.model.build import AnyModel, build_model
 from tapeless.model.init import param_seed
+from tapeless.model.transformer import Transformer
 
 # Letters: docs/notation.md. B = 3 leaves room for a sample of nothing but padding. C is 24 or 22.
 B, T, H, D, F, V = 3, 7, 4, 6, 13, 23
@@ -56,6 +57,8 @@ class ModelCase(NamedTuple):
     recompute: str = "none"
     documents: bool = False  # whether its batch is cut into documents
     on: Setting = LAW
+    freeze: str = ""
+    lora: Lora | None = None
 
     @property
     def by_law(self) -> "ModelCase":
@@ -132,6 +135,18 @@ TRANSFORMER_CASES = [
 ]
 MODEL_CASES = [*TRANSFORMER_CASES, ModelCase("simplelm", shrunk(SimpleLMConfig()))]
 
+# Not all of it trains. Adapters of odd rank on some matrices of a shared product and not on others, and on all of them; a
+# pattern that freezes an end, a tied embedding, and parts of blocks in between.
+PARTLY_TRAINED_CASES = [
+    _case("lora", num_kv_heads=2, documents=True, recompute="cheap")._replace(lora=Lora(3, 5.0, "wq,wv,w_up,wo")),
+    _case("lora-all", tie_embeddings=True, **_GPT2)._replace(lora=Lora(3, 2.0, "all-linear")),
+    _case("lora-full", norm_placement="post", ffn="geglu", recompute="full", dropout=0.2)._replace(
+        lora=Lora(2, 3.0, "wk,w_gate,w_down")
+    ),
+    _case("frozen", num_kv_heads=2, recompute="cheap")._replace(freeze="embed*,blocks.0.*,blocks.1.attn.w[qkv],*_norm.w"),
+    _case("frozen-tied", tie_embeddings=True, **_GPT2)._replace(freeze="embed.w,blocks.1.*,final_norm.b"),
+]
+
 
 def batch(vocab_size: int = V, B: int = B, T: int = T, seed: int = 0) -> tuple[Tensor, Tensor]:  # tokens, targets (B, T)
     """Repeated tokens, nearly a third of the vocabulary unused, and unequal counts of valid targets: one ignored in the first
@@ -156,17 +171,23 @@ def data_of(case: ModelCase) -> Batch:
 
 def build(case: ModelCase, dtype: str = "float64", recompute: str | None = None) -> AnyModel:
     """The model of a case, moved off its initial values: the same numbers in every dtype."""
-    model = blank_model(case.config, dtype, case.on, recompute=recompute or case.recompute)
+    policy = recompute or case.recompute
+    model = blank_model(case.config, dtype, case.on, recompute=policy, freeze=case.freeze, lora=case.lora)
     move_off_init(model, seed=1)
     return model
 
 
 def blank_model(
-    config: AnyModelConfig, dtype: str, on: Setting = LAW, *, seed: int = SEED, recompute: str = "none"
+    config: AnyModelConfig, dtype: str, on: Setting = LAW, *, seed: int = SEED, recompute: str = "none", **trains: Any
 ) -> AnyModel:
-    """All parameters zero. A SimpleLM has nothing to choose but the device."""
-    choices = {} if isinstance(config, SimpleLMConfig) else {"recompute": recompute, "ops": on.ops}
+    """All parameters zero. A SimpleLM has nothing to choose but the device. trains: freeze and lora."""
+    choices = {} if isinstance(config, SimpleLMConfig) else {"recompute": recompute, "ops": on.ops, **trains}
     return build_model(config, seed=seed, dtype=dtype, device=on.device, initialized=False, **choices)
+
+
+def trains_of(model: AnyModel) -> dict[str, Any]:
+    """What of a model trains, in the words that build another like it."""
+    return {"freeze": model.freeze, "lora": model.lora} if isinstance(model, Transformer) else {}
 
 
 def move_off_init(model: AnyModel, seed: int) -> None:

@@ -15,7 +15,7 @@ from tapeless.config import AnyModelConfig, ModelConfig, SimpleLMConfig
 from tapeless.model.build import AnyModel
 from tapeless.model.params import count_params, transformer_specs
 from tapeless.verify.finding import Finding
-from tapeless.verify.fixtures import batch, blank_model, loss_with_gradients, move_off_init
+from tapeless.verify.fixtures import batch, blank_model, loss_with_gradients, move_off_init, trains_of
 from tapeless.verify.oracles import COMPLEX_H, directional_error, directions
 from tapeless.verify.tolerances import COMPLEX_STEP, DOWNHILL, UNDERPOWERED
 
@@ -79,7 +79,7 @@ def along_directions(
     seed: int = 0,
 ) -> Iterator[Finding]:
     """Its gradients along three directions through all parameters, against the complex step."""
-    lifted = blank_model(model.config, "complex128", seed=model.seed)
+    lifted = blank_model(model.config, "complex128", seed=model.seed, **trains_of(model))
     lifted.store.flat.copy_(model.store.flat)
     for kind, direction in directions(model.grads, torch.Generator().manual_seed(seed)):
         derivative = _complex_step(lifted, direction, tokens, targets)

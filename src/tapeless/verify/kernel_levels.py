@@ -20,7 +20,17 @@ from tapeless.kernels.choose import choose
 from tapeless.ops.op import OpSet
 from tapeless.verify.cases import cases_of
 from tapeless.verify.finding import Finding, distance
-from tapeless.verify.fixtures import TRANSFORMER_CASES, ModelCase, Setting, T, build, data_of, gradients, move_off_init
+from tapeless.verify.fixtures import (
+    PARTLY_TRAINED_CASES,
+    TRANSFORMER_CASES,
+    ModelCase,
+    Setting,
+    T,
+    build,
+    data_of,
+    gradients,
+    move_off_init,
+)
 from tapeless.verify.hf_levels import FAMILIES, check_family, missing
 from tapeless.verify.kernel_ops import kernel_level_0, kernel_level_1
 from tapeless.verify.kernel_update import update_findings
@@ -51,14 +61,14 @@ def narrow_dtypes(on: Setting) -> tuple[str, ...]:
 
 def kernel_levels(on: Setting) -> dict[str, Callable[[], Iterator[Finding]]]:
     dtypes, cases = narrow_dtypes(on), list(cases_of(op_set(on), on.device))
-    models = [case._replace(on=on) for case in TRANSFORMER_CASES]
+    models, partly = ([case._replace(on=on) for case in some] for some in (TRANSFORMER_CASES, PARTLY_TRAINED_CASES))
     return {
         "L0": lambda: kernel_level_0(cases),
         "L1": lambda: chain(kernel_level_1(cases, dtypes), update_findings(op_set(on), on.device)),
-        "L2": lambda: kernel_level_2(models, dtypes),
+        "L2": lambda: kernel_level_2([*models, *partly], dtypes),
         "L3": lambda: kernel_level_3(on),
         "L4": lambda: kernel_level_4(on, dtypes),
-        "L5": lambda: kernel_level_5(models, on, dtypes),
+        "L5": lambda: kernel_level_5([*models, *partly], on, dtypes),
         "L6": lambda: kernel_level_6(models, on, dtypes),
     }
 

@@ -119,9 +119,9 @@ def by_twin(case: ModelCase, data: Batch, claimed: Point) -> Iterator[Finding]:
         masks = twin.dropout_masks(case.config, data.tokens, seed=SEED, step=STEP, first_sample=FIRST_SAMPLE)
 
     def loss(params: Point) -> Tensor:
-        return twin.loss(case.config, params, data.tokens, data.targets, documents=data.documents, masks=masks)
+        return twin.loss(case.config, params, data.tokens, data.targets, documents=data.documents, masks=masks, lora=case.lora)
 
-    truth = autograd_gradient(loss, values(build(case)))
+    truth = {name: g for name, g in autograd_gradient(loss, values(build(case))).items() if name in claimed}
     zeros = zero_by_identity(case.config, data.tokens.shape[1])
     yield from compared("L2", f"model[{case.name}]", "autograd twin", claimed, truth, MODEL_TWIN, zeros=zeros)
 

@@ -10,6 +10,7 @@ from tapeless.verify.finding import Finding
 from tapeless.verify.fixtures import (
     FIRST_SAMPLE,
     MODEL_CASES,
+    PARTLY_TRAINED_CASES,
     TRANSFORMER_CASES,
     ModelCase,
     build,
@@ -34,7 +35,7 @@ from tapeless.verify.training import by_cutting, by_resume
 
 
 def level_2() -> Iterator[Finding]:
-    for case in MODEL_CASES:
+    for case in (*MODEL_CASES, *PARTLY_TRAINED_CASES):
         yield from check_model(case)
         yield from by_precision(case)
 
@@ -52,14 +53,14 @@ def check_model(case: ModelCase) -> Iterator[Finding]:
 
 
 def level_5() -> Iterator[Finding]:
-    for case in TRANSFORMER_CASES:
+    for case in (*TRANSFORMER_CASES, *PARTLY_TRAINED_CASES):
         for dtype in ("float32", "bfloat16"):
             yield from by_recompute(case, dtype)
             yield from by_interruption(case, dtype)
-    for case in MODEL_CASES:
+    for case in (*MODEL_CASES, *PARTLY_TRAINED_CASES):
         for dtype in ACCUMULATION:
             yield from by_accumulation(case, dtype)
-    for case in MODEL_CASES:
+    for case in (*MODEL_CASES, *PARTLY_TRAINED_CASES):
         yield from by_cutting(case)
     for dtype in ("float32", "bfloat16"):
         yield from by_resume(dtype)

@@ -42,6 +42,7 @@ LINEAR, SUBLAYERS, DROPOUT = "ops/linear.py", "model/sublayers.py", "ops/dropout
 RMS_NORM, LAYER_NORM, POINTWISE = "ops/rms_norm.py", "ops/layer_norm.py", "ops/pointwise.py"
 ROPE, QKV_ROPE, POSITIONS = "ops/rope.py", "ops/qkv_rope.py", "ops/positions.py"
 NUMERICS, PARAMS = "ops/numerics.py", "model/params.py"
+LORA, PRODUCT = "ops/lora.py", "model/product.py"
 STEP, TRAINER, ADAM, FLAT = "train/step.py", "train/trainer.py", "optim/adam.py", "optim/flat.py"
 MUON, EMA = "optim/muon.py", "optim/ema.py"
 
@@ -111,8 +112,8 @@ LISTED = (
         "12",
         "bias gradient missing",
         SUBLAYERS,
-        "do = ops.linear.backward(da, saved.out_linear, *p.wo, *g.wo)",
-        "do = ops.linear.backward(da, saved.out_linear, *p.wo, g.wo[0], None)",
+        "do = product_backward(ops.linear, da, saved.out_linear, p.wo, g.wo, call.lora_scale)",
+        "do = product_backward(ops.linear, da, saved.out_linear, p.wo, g.wo._replace(b=None), call.lora_scale)",
     ),
     Mutant(
         "13",
@@ -360,6 +361,16 @@ EXTRA = (
         "self.ema.update(self.optimizer.t - (self.resumed_from or 0))",
     ),
     Mutant("X36", "the average is not resumed", TRAINER, "restore(self.ema.named(), average, checkpoint.path)", "pass"),
+    Mutant("X37", "adapter: scale missing in backward", LORA, "du = (dy @ b) * scale", "du = dy @ b"),
+    Mutant("X38", "adapter: db of what is not scaled", LORA, "LoraSaved(of_product, u)", "LoraSaved(of_product, xa)"),
+    Mutant("X39", "adapter: nothing goes back through a", PRODUCT, "dx += LORA.backward(", "LORA.backward("),
+    Mutant(
+        "X40",
+        "adapter: the gradient of its neighbour's columns",
+        PRODUCT,
+        "mine = dy[..., first : first + len(b)]",
+        "mine = dy[..., : len(b)]",
+    ),
 )
 
 MUTANTS = LISTED + EXTRA

@@ -76,6 +76,19 @@ def linear_bias(generator: Generator, s: Shape) -> Inputs:
     return {**linear(generator, s), "b": normal(generator, s.F)}
 
 
+def lora(generator: Generator, s: Shape) -> Inputs:
+    return {"x": normal(generator, s.B, s.T, s.C), "a": normal(generator, s.G + 1, s.C), "b": normal(generator, s.F, s.G + 1)}
+
+
+def lora_square(generator: Generator, s: Shape) -> Inputs:
+    """Rank, input and output of one size: whatever is transposed fits."""
+    return {"x": normal(generator, s.B, s.T, s.D), "a": normal(generator, s.D, s.D), "b": normal(generator, s.D, s.D)}
+
+
+def lora_down(generator: Generator, s: Shape) -> Inputs:
+    return {**gate_up(generator, s), "a": normal(generator, s.G + 1, s.F), "b": normal(generator, s.C, s.G + 1)}
+
+
 def matmul(generator: Generator, s: Shape) -> Inputs:
     """Each operand is repeated along a batch axis that the other has."""
     return {"a": normal(generator, s.B, 1, s.T, s.D), "b": normal(generator, 3, s.D, s.F)}

@@ -23,6 +23,14 @@ def linear(x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
     return F.linear(x, w, b)
 
 
+def lora(x: Tensor, a: Tensor, b: Tensor, scale: float) -> Tensor:
+    return F.linear(x, scale * torch.einsum("or,ri->oi", b, a))
+
+
+def lora_down(gate: Callable[[Tensor], Tensor], gate_up: Tensor, scale: float, product: Any, **matrices: Tensor) -> Tensor:
+    return lora(gate(gate_up), scale=scale, **matrices)
+
+
 def matmul(a: Tensor, b: Tensor) -> Tensor:
     return torch.einsum("...mk,...kn->...mn", a, b)
 

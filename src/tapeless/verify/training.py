@@ -26,6 +26,7 @@ from tapeless.verify.fixtures import (
     FIRST_SAMPLE,
     LAW,
     MODEL_CASES,
+    PARTLY_TRAINED_CASES,
     SEED,
     STEP,
     ModelCase,
@@ -43,7 +44,7 @@ if TYPE_CHECKING:  # at run time where it is used: a trainer needs safetensors, 
     from tapeless.train.trainer import Trainer
 
 ROWS, CUT = 4, 2  # of a batch, and into how many micro-batches it is cut
-CASES = {case.name: case for case in MODEL_CASES}
+CASES = {case.name: case for case in (*MODEL_CASES, *PARTLY_TRAINED_CASES)}
 _LLAMA = CASES["llama"].config
 assert isinstance(_LLAMA, ModelConfig)
 CASES["one block"] = ModelCase("one block", replace(_LLAMA, num_layers=1))  # for the long run
@@ -78,6 +79,10 @@ RECIPES = (
     Recipe("penalties", {**_MUON, "ema_decay": 0.4}),
     Recipe("one block", {**_MUON, "nesterov": False, "ema_decay": 0.4}, steps=14, resume_at=5),
     Recipe("mqa", {**_MUON, "lr_schedule": "linear"}, steps=20, dtype="float32"),
+    Recipe("lora", {**_ADAM, "ema_decay": 0.4}, resume_at=5),
+    Recipe("lora-all", {**_ADAM, "grad_clip": 2.0}, steps=20, dtype="float32"),
+    Recipe("frozen", _MUON),
+    Recipe("frozen-tied", {**_SGD, "lr_schedule": "constant", "grad_clip": 3.0}),
     Recipe("llama", _ADAM, steps=20, dtype="float32"),
     Recipe("gpt2", {**_SGD, "lr_schedule": "constant"}, steps=20, dtype="float32"),
     Recipe("llama", _ADAM, steps=20, dtype="bfloat16"),
@@ -126,7 +131,11 @@ def by_torch(recipe: Recipe, ours: Course) -> Iterator[Finding]:
     yield _series(check, "gradient norm", ours.norms, theirs.norms, TRAINING[dtype])
     movement = {name: w - start[name] for name, w in theirs.weights.items()}
     zeros = zero_by_identity(case.config, T)
+    trained = build(case).grads
     for name, w in ours.weights.items():
+        if name not in trained:
+            yield Finding("L4", check, "frozen", name, norm({name: w - start[name]}), 0.0)
+            continue
         size = norm(movement if name in zeros else {name: movement[name]})
         away = norm({name: w - theirs.weights[name]})
         yield Finding("L4", check, "torch.optim", name, away / size if size else math.inf, TRAINING[dtype])
@@ -143,9 +152,11 @@ def _series(check: str, what: str, ours: list[float], theirs: list[float], bound
 def their_course(recipe: Recipe) -> Course:
     """Autograd and torch.optim in float64, on the batch as a whole; of Muon what torch has not, written out once more."""
     case, c = CASES[recipe.case], recipe.config
-    weights = {name: w.requires_grad_() for name, w in values(build(case)).items()}
-    hidden = [w for name, w in weights.items() if c.optimizer == "muon" and is_hidden(name)]
-    others = [w for name, w in weights.items() if c.optimizer != "muon" or not is_hidden(name)]
+    model = build(case)
+    weights = {name: w.requires_grad_(name in model.grads) for name, w in values(model).items()}
+    trained = {name: w for name, w in weights.items() if w.requires_grad}
+    hidden = [w for name, w in trained.items() if c.optimizer == "muon" and is_hidden(name)]
+    others = [w for name, w in trained.items() if c.optimizer != "muon" or not is_hidden(name)]
     groups = [
         {"params": [w for w in others if w.dim() >= 2], "weight_decay": c.weight_decay},
         {"params": [w for w in others if w.dim() < 2], "weight_decay": 0.0},
@@ -195,7 +206,7 @@ def their_loss(case: ModelCase, weights: Point, step: int) -> Tensor:  # ()
     masks = None
     if isinstance(case.config, ModelConfig) and case.config.dropout:
         masks = twin.dropout_masks(case.config, tokens, seed=SEED, step=step, first_sample=step * ROWS)
-    return twin.loss(case.config, weights, tokens, targets, masks=masks)
+    return twin.loss(case.config, weights, tokens, targets, masks=masks, lora=case.lora)
 
 
 def their_rate(step: int, recipe: Recipe) -> float:

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tapeless.config import AnyModelConfig, ModelConfig, SimpleLMConfig
+from tapeless.config import AnyModelConfig, Lora, ModelConfig, SimpleLMConfig
 from tapeless.ops.dropout import dropout_key, dropout_scale
 
 Point = Mapping[str, Tensor]
@@ -24,12 +24,24 @@ def loss(
     *,
     documents: Tensor | None = None,  # (B, T) int64
     masks: Point | None = None,  # dropout_masks
+    lora: Lora | None = None,
 ) -> Tensor:  # ()
     if isinstance(config, SimpleLMConfig):
         return F.cross_entropy(simple_lm_logits(config, params, tokens).flatten(0, 1), targets.flatten())
+    if lora is not None:
+        params = adapted(params, lora)
     z = transformer_logits(config, params, tokens, documents=documents, masks=masks).flatten(0, 1)  # (N, V)
     result = F.cross_entropy(z, targets.flatten(), label_smoothing=config.label_smoothing)
     return result + config.z_loss * z.logsumexp(-1)[targets.flatten() != -100].square().mean()
+
+
+def adapted(params: Point, lora: Lora) -> dict[str, Tensor]:
+    """Every matrix with its adapter multiplied out and added to it, for a model that knows of none."""
+    pairs = {name: (params.get(f"{name}.lora_a"), params.get(f"{name}.lora_b")) for name in params}
+    return {
+        name: w if a is None or b is None else w + lora.alpha / lora.rank * torch.einsum("or,ri->oi", b, a)
+        for (name, w), (a, b) in zip(params.items(), pairs.values(), strict=True)
+    }
 
 
 def dropout_masks(

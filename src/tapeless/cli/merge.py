@@ -1,0 +1,42 @@
+"""Merge the adapters of a run into the model they stand beside; what comes out is a run like an imported one.
+
+    tapeless train new --init-from runs/imported --lora-rank 8 --dataset-path my.jsonl --out-dir runs/adapted
+    tapeless merge runs/adapted --out runs/merged
+
+What generate, eval and export do with the run itself is the same model; the merged one stands alone, without its base."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from tapeless.cli.generate import warn
+from tapeless.errors import ConfigError
+
+HELP = "merge the adapters of a run into its model"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run_dir", metavar="RUN", type=Path, help="the run's directory")
+    parser.add_argument("--out", metavar="RUN", type=Path, required=True, help="the directory of the merged run")
+    parser.add_argument("--checkpoint", default="latest", metavar="WHICH", help="latest, best, or a step (default latest)")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    from tapeless.config import ModelConfig
+    from tapeless.data.tokenizer import load_tokenizer
+    from tapeless.train.imported import generation_of, write_run
+    from tapeless.train.run_config import read_run_config
+    from tapeless.train.run_dir import RunDir
+    from tapeless.train.runs import saved_weights
+
+    run = RunDir.open(args.run_dir)
+    config = read_run_config(run.config)
+    if config.train.lora is None:
+        raise ConfigError(f"{run.path} has no adapters: its checkpoints hold the model itself")
+    assert isinstance(config.model, ModelConfig)
+    checkpoint = saved_weights(run, which=args.checkpoint, on_warning=warn)
+    tokenizer = load_tokenizer(run.tokenizer)
+    write_run(args.out, config.model, checkpoint.params, tokenizer, generation_of(run), sys.argv)
+    print(f"{args.out}: step {checkpoint.state['step']:,} of {run.path}, adapters of rank {config.train.lora_rank} merged")
+    return 0

@@ -1,0 +1,55 @@
+"""The base of a run that trains adapters: the checkpoint they stand beside, named by its place and by the hash of its weights.
+
+    config.toml   [data] base_checkpoint, base_sha256          state.json   base (the hash)
+A checkpoint of such a run holds the adapters alone. Whoever reads it finds the base again here, whatever has become of its run,
+or is told what is missing.
+Judged by: tests/train/test_adapter_runs.py."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from torch import Tensor
+
+from tapeless.data.files import file_sha256
+from tapeless.errors import CheckpointError, ConfigError
+from tapeless.model.trained import merged
+from tapeless.optim.ema import EMA
+from tapeless.train.checkpoint import MODEL, Checkpoint, read_checkpoint
+from tapeless.train.run_config import RunConfig
+
+PLACE, HASH = "base_checkpoint", "base_sha256"
+
+
+def named_base(checkpoint: Path) -> dict[str, str]:
+    """What the configuration of a run says of its base."""
+    return {PLACE: str(checkpoint.resolve()), HASH: file_sha256(checkpoint / MODEL)}
+
+
+def base_weights(data: Mapping[str, str]) -> dict[str, Tensor]:
+    """The weights that a run's configuration names, and no others."""
+    path = Path(data[PLACE])
+    if not path.is_dir():
+        raise CheckpointError(
+            f"the adapters stand beside {path}, which is not there; put it back, or name its new place in [data]"
+        )
+    found = file_sha256(path / MODEL)
+    if found != data[HASH]:
+        raise CheckpointError(
+            f"{path} is another model than the adapters were trained beside: {found[:12]}, not {data[HASH][:12]}"
+        )
+    return read_checkpoint(path).params
+
+
+def with_base(checkpoint: Checkpoint, config: RunConfig) -> Checkpoint:
+    """A checkpoint with the whole model in it: of adapters, the base with them merged into it."""
+    lora = config.train.lora
+    if lora is None:
+        return checkpoint
+    if HASH not in config.data:
+        raise ConfigError(f"{checkpoint.path}: [data] of config.toml does not name the base of the adapters ({PLACE}, {HASH})")
+    if checkpoint.state["base"] != config.data[HASH]:
+        raise CheckpointError(f"{checkpoint.path} holds adapters for another base than config.toml names: {HASH} differs")
+    base, optim = base_weights(config.data), dict(checkpoint.optim)
+    if EMA in optim:
+        optim[EMA] = merged(base, optim[EMA], lora.scale)
+    return checkpoint._replace(params=merged(base, checkpoint.params, lora.scale), optim=optim)

@@ -1,0 +1,169 @@
+"""Instructions: only completions count, in training and in validation, and no prompt token is ever a target."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tapeless.config import ModelConfig, TrainConfig
+from tapeless.data.batches import training_batches, validation_batch
+from tapeless.data.instructions import holds_examples, read_examples, split_examples
+from tapeless.data.prepare import Dataset, open_prepared, prepare, with_text
+from tapeless.errors import DataError
+from tapeless.model.transformer import Transformer
+
+PAIRS = [{"prompt": f"Q{i}:", "completion": f"a{i}b"} for i in range(20)]
+CHAT = [
+    {
+        "messages": [
+            {"role": "user", "content": f"say {i}"},
+            {"role": "assistant", "content": f"<{i}>"},
+            {"role": "user", "content": "again"},
+            {"role": "assistant", "content": f"[{i}]"},
+        ]
+    }
+    for i in range(10)
+]
+
+
+def prepared(folder: Path, records: list[Any], **options: Any) -> Dataset:
+    path = folder / "data.jsonl"
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return prepare(TrainConfig(dataset_path=str(path)), 256, folder / "data", **options)
+
+
+def read(row: torch.Tensor, targets: torch.Tensor) -> tuple[str, str]:
+    """What a row shows and what it asks for."""
+    return bytes(row.tolist()).decode().rstrip("\0"), bytes(t for t in targets.tolist() if t >= 0).decode()
+
+
+def test_a_row_asks_for_the_completion_and_nothing_else(tmp_path: Path):
+    data = prepared(tmp_path, PAIRS)
+    rows = [*zip(*training_batches(data, 12, 18, seed=0).batch(0), strict=True), *zip(*validation_batch(data, 12), strict=True)]
+    seen = sorted(read(*row) for row in rows)
+    assert seen == sorted((f"{p['prompt']}{p['completion']}\n", f"{p['completion']}\n") for p in PAIRS)
+    assert len(validation_batch(data, 12)[0]) == 2
+    assert len(validation_batch(data, 12, limit=1)[0]) == 1
+
+
+def test_only_the_assistant_is_asked_for(tmp_path: Path):
+    data = prepared(tmp_path, CHAT)
+    tokens, targets = validation_batch(data, 64)
+    shown, asked = read(tokens[0], targets[0])
+    i = asked[1]
+    assert asked == f"<{i}>\n[{i}]\n"
+    assert shown == f"user: say {i}\nassistant: <{i}>\nuser: again\nassistant: [{i}]\n"
+    assert bytes(data.beginning().tolist()).decode() == f"user: say {i}\nassistant: "
+
+
+def test_the_models_own_end_stands_behind_a_completion(tmp_path: Path):
+    data = prepared(tmp_path, PAIRS, end=[7])
+    _, targets = validation_batch(data, 12)
+    assert [int(row[row >= 0][-1]) for row in targets] == [7, 7]
+
+
+def test_an_epoch_has_every_example_once_and_a_resume_the_same_ones(tmp_path: Path):
+    data = prepared(tmp_path, PAIRS)
+    loader = training_batches(data, 12, 6, seed=1)
+    epochs = [torch.cat([loader.batch(first)[0] for first in range(e * 18, e * 18 + 18, 6)]) for e in range(2)]
+    assert loader.num_windows == 18
+    assert len({tuple(row.tolist()) for row in epochs[0]}) == 18
+    assert not epochs[0].equal(epochs[1])
+    assert sorted(epochs[0].tolist()) == sorted(epochs[1].tolist())
+    again = training_batches(open_prepared(tmp_path / "data"), 12, 6, seed=1)
+    assert again.batch(12)[0].equal(epochs[0][12:])
+    assert (loader.epoch_of(17), loader.epoch_of(18)) == (0, 1)
+
+
+def test_a_prompt_has_no_influence_through_targets(tmp_path: Path):
+    """The gradient is that of the completions alone, as one has it by writing dlogits at their places and nowhere else."""
+    data = prepared(tmp_path, PAIRS)
+    tokens, targets = training_batches(data, 12, 4, seed=0).batch(0)
+    config = ModelConfig(vocab_size=256, hidden_dim=8, num_layers=1, num_heads=2, intermediate_dim=8, max_seq_len=12)
+    model = Transformer(config, ops="reference", dtype="float64")
+    model.forward(tokens, targets)
+    model.backward()
+    masked = {name: g.clone() for name, g in model.grads.items()}
+    model.zero_grads()
+    logits = model.logits(tokens, keep=True)
+    asked = targets >= 0
+    dlogits = torch.zeros_like(logits)
+    dlogits[asked] = (logits.softmax(-1) - torch.nn.functional.one_hot(targets.clamp_min(0), 256))[asked] / asked.sum()
+    model.backward(dlogits)
+    assert all(torch.allclose(g, model.grads[name], rtol=1e-10, atol=1e-14) for name, g in masked.items())
+    assert 0 < asked.sum() < tokens.numel()
+
+
+def test_what_is_counted_is_what_baselines_see(tmp_path: Path):
+    data = prepared(tmp_path, PAIRS)
+    train, val = data.counted()
+    text = bytes(np.concatenate([train, val]).tolist()).decode()
+    assert sorted(text.split()) == sorted(p["completion"] for p in PAIRS)
+    assert data.bytes_per_token == pytest.approx(sum(len(line) for line in bytes(val.tolist()).split()) / len(val))
+
+
+def test_long_examples_are_cut_and_those_without_a_completion_in_sight_left_out(tmp_path: Path):
+    long = [{"prompt": "p" * 30, "completion": f"x{i}"} for i in range(4)]
+    data = prepared(tmp_path, [*PAIRS, *long])
+    loader = training_batches(data, 8, 4, seed=0)
+    assert loader.num_windows == loader.examples.num_examples - loader.examples.left_out
+    assert loader.examples.left_out >= 1
+    assert all((row >= 0).any() for row in loader.batch(0)[1])
+    with pytest.raises(DataError, match="no example of the training part has a completion that begins within seq_len = 2"):
+        training_batches(data, 2, 4, seed=0)
+
+
+def test_copies_stay_on_one_side_and_order_does_not_matter(tmp_path: Path):
+    for name, records in (("one", PAIRS), ("two", [*reversed(PAIRS), PAIRS[3]])):
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    one, two = (split_examples(read_examples(str(tmp_path / f"{name}.jsonl"))) for name in ("one", "two"))
+    assert one[1] == two[1]
+    assert not [example for example in two[0] if example in two[1]]
+
+
+def test_roles_are_part_of_the_fingerprint(tmp_path: Path):
+    data = prepared(tmp_path, PAIRS)
+    roles = tmp_path / "data" / "val.roles.bin"
+    other = prepared(tmp_path, [{**p, "prompt": p["prompt"][:-1], "completion": ":" + p["completion"]} for p in PAIRS])
+    assert other.fingerprint != data.fingerprint
+    roles.write_bytes(roles.read_bytes()[:-2] + b"\0\0")
+    with pytest.raises(DataError, match="the data changed since the run began"):
+        open_prepared(tmp_path / "data")
+
+
+def test_a_text_is_not_taken_for_instructions(tmp_path: Path):
+    for name, line in (
+        ("a.jsonl", '{"text": "x", "prompt": "y"}'),
+        ("b.jsonl", "[1]"),
+        ("c.txt", '{"prompt": "x"}'),
+        ("d.jsonl", "{"),
+    ):
+        (tmp_path / name).write_text(line + "\n")
+        assert not holds_examples(str(tmp_path / name), "text")
+
+
+@pytest.mark.parametrize(
+    ("records", "says"),
+    [
+        ([{"prompt": "a"}], "data.jsonl:1: expected an object with `prompt` and `completion`"),
+        ([PAIRS[0], {"prompt": 1, "completion": "b"}], "data.jsonl:2: `prompt` must be a string, got int"),
+        ([PAIRS[0], {"text": "a"}], "data.jsonl:2: expected an object with `prompt`"),
+        ([{"messages": []}], "or with a list of `messages`"),
+        ([{"messages": [{"role": "user"}]}], "message 1: expected an object with `role` and `content`"),
+        ([{"messages": [{"role": "user", "content": "x"}]}], "no message has the role 'assistant'"),
+        ([PAIRS[0], {"prompt": "\ud800", "completion": "b"}], "half of a surrogate pair"),
+        ([PAIRS[0], PAIRS[0]], "two different examples at least"),
+    ],
+)
+def test_mistakes(tmp_path: Path, records: list[Any], says: str):
+    with pytest.raises(DataError, match=says):
+        prepared(tmp_path, records)
+
+
+def test_a_text_is_evaluated_as_a_whole(tmp_path: Path):
+    data = prepared(tmp_path, PAIRS)
+    with pytest.raises(DataError, match="holds instructions"):
+        with_text(data, str(tmp_path / "data.jsonl"))

@@ -39,7 +39,6 @@ WHAT = {
     "pickle as text",
     "pickle as a run",
     "disk full at start",
-    "memory beyond what is free",
 }
 
 

@@ -174,7 +174,7 @@ def test_every_parameter_has_a_seed_of_its_own():
     assert not torch.equal(other.params["embed.w"], model.params["embed.w"])
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", sorted(DTYPES.keys() - {"fp8"}))  # which takes a GPU, and has bfloat16's weights
 def test_the_same_values_in_every_dtype(dtype: str):
     config = TRANSFORMER_CASES[0].config
     reference, model = Transformer(config, dtype="float32"), Transformer(config, dtype=dtype)

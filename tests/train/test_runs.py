@@ -56,7 +56,7 @@ def test_a_run_that_cannot_begin_leaves_nothing(tmp_path: Path, monkeypatch: pyt
         begin(MODEL, TrainConfig(dataset_path=str(tmp_path / "nowhere.txt")), tmp_path / "run", [])
     assert not (tmp_path / "run").exists()
 
-    def interrupted(*args: object) -> None:
+    def interrupted(*args: object, **options: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(runs, "prepare", interrupted)

@@ -89,7 +89,8 @@ def test_killed_with_muon_and_an_average_of_the_weights(tmp_path: Path, data: st
     process = new(run.path, data, *more)
     wait_for_lines(run, draw.randint(12, STEPS - 20), process)
     process.kill()
-    assert finish(process) == -signal.SIGKILL
+    process.communicate(timeout=PATIENCE)
+    assert process.returncode == -signal.SIGKILL
     assert finish(start("resume", str(run.path))) == 0
     assert final_bytes(run) == final_bytes(expected)
     assert events(run) == events(expected)

@@ -23,10 +23,19 @@ LAYER_POINTS = 128  # of each layer's two rows
 CLIP_STRETCHES, CLIP_LEAST = 64, 10  # points of the clip rate, each over this many steps or more
 
 
+def _environment(run: RunDir) -> dict[str, Any]:
+    """Nothing where the file is missing or damaged: a run can do without."""
+    try:
+        found = json.loads(run.env.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
 class Story:
     def __init__(self, run: RunDir):
         self.run, self.config = run, read_run_config(run.config)
-        self.environment: dict[str, Any] = json.loads(run.env.read_text(encoding="utf-8")) if run.env.is_file() else {}
+        self.environment = _environment(run)
         self.start: Mapping[str, Any] = {}
         self.steps, self.evals, self.memory = Buckets(), Buckets(), Buckets()
         self.layers = Buckets(LAYER_POINTS)

@@ -43,7 +43,9 @@ def check_kernel(case: OpCase, dtypes: Iterable[str] = ("float32", "bfloat16")) 
 
 
 def check_within(findings: Iterable[Finding]) -> None:
-    failed = [str(finding) for finding in findings if not finding.ok]
+    found = list(findings)
+    assert found, "nothing was looked at"
+    failed = [str(finding) for finding in found if not finding.ok]
     assert not failed, "\n".join(failed)
 
 

@@ -1,7 +1,8 @@
-"""The largest batch that fits: each contender by itself on the device, with more and more rows until memory is short.
+"""The largest batch that fits: each contender by itself on the device, with other numbers of rows until the border is known.
 
-Rows double until a step fails; then the border is halved in until it is known to an eighth. Every try is a process of its own,
-so that nothing of the one before is left. A failure counts as too large only where a smaller batch has worked.
+It begins with the rows asked for. What a fitting batch takes says about how many fit; beyond that, an eighth more each time
+until a step fails, and what lies between is halved until the border is known to an eighth. A compiler takes a minute for every
+try, so tries are what to save. Each is a process of its own: nothing of the one before is left.
 Judged by: tests/bench/test_largest_batch.py."""
 
 from dataclasses import replace
@@ -17,25 +18,26 @@ def with_rows(task: Task, rows: int) -> Task:
     return replace(task, train=replace(task.train, batch_size=rows))
 
 
-def obstacle(task: Task, start: Start) -> str | None:
-    """Why two steps cannot be taken, or None: a captured step has its memory with the second."""
-    try:
-        with start(task) as worker:
-            begin(worker, Measured(task, 0))
-            worker.ask("steps", count=2)
-    except WorkerError as error:
-        return str(error)
-    return None
+def peak_of(task: Task, start: Start) -> int:
+    """Bytes; a WorkerError where two steps cannot be taken: a captured step has its memory with the second."""
+    with start(task) as worker:
+        begin(worker, Measured(task, 0))
+        worker.ask("steps", count=2)
+        return int(worker.ask("finish")["peak"])
 
 
-def largest_batch(task: Task, start: Start, progress: Progress = lambda text: None) -> int:
-    """Rows; 0 where not even one row works, whatever the reason."""
-    good, bad, rows = 0, MOST + 1, 1
+def largest_batch(task: Task, room: int, start: Start, progress: Progress = lambda text: None) -> int:
+    """Rows; 0 where not even one row works, whatever the reason. room: bytes that are free."""
+    good, bad, rows = 0, MOST + 1, min(task.train.batch_size, MOST)
     while good * 9 < (bad - 1) * 8 and good < MOST:
-        reason = obstacle(with_rows(task, rows), start)
-        progress(f"{task.label}: {rows} rows fit" if reason is None else f"{rows} rows do not: {reason}")
-        good, bad = (rows, bad) if reason is None else (good, rows)
-        if good == 0:
-            return 0
-        rows = min(2 * rows, MOST) if bad > MOST else (good + bad) // 2
+        try:
+            peak = peak_of(with_rows(task, rows), start)
+        except WorkerError as error:
+            progress(f"{rows} rows do not: {error}")
+            bad = rows
+        else:
+            progress(f"{task.label}: {rows} rows fit")
+            good, likely = rows, rows * room // max(peak, 1)
+        between = bad <= MOST
+        rows = (good + bad) // 2 if between else min(max(likely, good * 9 // 8 + 1), MOST)
     return good

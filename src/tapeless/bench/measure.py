@@ -85,7 +85,8 @@ def training(name: str, task: Task, contenders: Sequence[str], how: How, *, cold
 def largest(name: str, task: Task, contenders: Sequence[str], how: How) -> dict[str, Any]:
     """The largest batch that each contender can train on the device."""
     wanted = [each for each in how.tasks(task, contenders) if each.contender != FLOOR]
-    rows = {each.label: largest_batch(each, how.start, how.progress) for each in wanted}
+    room = available_bytes(task.train.device)
+    rows = {each.label: largest_batch(each, room, how.start, how.progress) for each in wanted}
     return {"kind": "largest", **described(name, task, how), "largest_batch": rows, "busy": 0.0}
 
 

@@ -30,7 +30,7 @@ from tapeless.verify.tolerances import KERNEL_FORWARD
 CONFIG = ModelConfig(vocab_size=512, hidden_dim=128, num_layers=2, num_heads=2, intermediate_dim=256, max_seq_len=64)
 
 
-@pytest.mark.parametrize("level", ["L0", "L2", "L4", "L5", "L6"])
+@pytest.mark.parametrize("level", ["L0", "L1", "L2", "L3", "L4", "L5", "L6"])
 def test_levels(level: str):
     check_within(kernel_levels(Setting("triton", "cuda"))[level]())
 

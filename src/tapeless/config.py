@@ -18,7 +18,7 @@ INFINITY = float("inf")
 PRESETS = Path(__file__).parent / "presets"
 WEIGHTS = ("raw", "ema")  # of a run: as they were trained, or their moving average
 UNITS = {"s": 1, "m": 60, "h": 3600}  # of a time
-REPORTERS = ("html", "csv", "tensorboard")  # what report_to may name: report/reporters.py
+REPORTERS = ("html", "csv", "tensorboard", "wandb", "trackio")  # what report_to may name: report/reporters.py
 
 
 def option(default: Any, help: str, choices: tuple[str, ...] = (), *, derived: bool = False) -> Any:
@@ -204,7 +204,7 @@ class TrainConfig:
     sample_prompt: str = option("", "what a sample continues; by default the first token of the validation part")
     sample_temperature: float = option(0.8, "temperature of samples; 0: always the likeliest token")
     watch_every: int = option(50, "steps between looks at memory and at each layer's gradient and update; 0: none")
-    report_to: str = option("html", "where the run is told beside metrics.jsonl: html, csv, tensorboard, by commas; or none")
+    report_to: str = option("html", "where the run is told too, by commas: html, csv, tensorboard, wandb, trackio; or none")
     verify: bool = option(True, "check the gradients on the first batch before the first step")
 
     @property

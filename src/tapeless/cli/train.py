@@ -75,9 +75,11 @@ def run_new(args: argparse.Namespace) -> int:
         name = Path(train_config.init_from).resolve().name
         model_config, train_config = inherited(train_config, model_changes(args))
 
+    from tapeless.report.reporters import check_packages
     from tapeless.train.display import make_display
     from tapeless.train.runs import begin, fresh_name, has_begun, resolved
 
+    check_packages(train_config.report_to)
     display = make_display(json_lines=args.json, log_every=train_config.log_every)
     out_dir = Path(train_config.out_dir) if train_config.out_dir else fresh_name(name)
     train_config = resolved(model_config, train_config)
@@ -108,6 +110,7 @@ def room_obstacles(config: "AnyModelConfig", train: "TrainConfig", out_dir: Path
 
 def run_resume(args: argparse.Namespace) -> int:
     from tapeless.data.prepare import open_prepared
+    from tapeless.report.reporters import check_packages
     from tapeless.train.display import make_display
     from tapeless.train.run_dir import RunDir
     from tapeless.train.runs import resumed_configuration
@@ -115,6 +118,7 @@ def run_resume(args: argparse.Namespace) -> int:
     run = RunDir.open(args.run_dir)
     overrides = dict(setting(f"train.{text}")[1:] for text in args.override)
     config, changes = resumed_configuration(run, overrides | given(args, "train"))
+    check_packages(config.train.report_to)
     display = make_display(json_lines=args.json, log_every=config.train.log_every)
     told = {f"{change.name}": [change.old, change.new] for change in changes}
     data = open_prepared(run.path, config.data["dataset_fingerprint"])

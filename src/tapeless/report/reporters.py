@@ -1,22 +1,28 @@
-"""Where a run is told beside its metrics.jsonl: `--report-to html,csv,tensorboard`.
+"""Where a run is told beside its metrics.jsonl: `--report-to html,csv,tensorboard,wandb,trackio`.
 
 A reporter is told every event, in order and each once, from the run's beginning: after a resume it starts from nothing and is
 first told what metrics.jsonl still holds, so that none needs a memory of its own and none can double or lose a line. Another
-one is a class with these three methods and a line in REPORTERS.
+one is a class with these three methods and a line in REPORTERS, and in PACKAGES where it needs one.
 Judged by: tests/report/test_reporters.py."""
 
+import importlib
+import importlib.util
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from tapeless.errors import MissingError
 from tapeless.train.metrics_log import read_metrics
 from tapeless.train.run_dir import RunDir
 
 log = logging.getLogger("tapeless")
 Event = Mapping[str, Any]
+PACKAGES = ("tensorboard", "wandb", "trackio")  # what these reporters need, each by its own name
+PROJECT = "tapeless"  # under which W&B and Trackio file a run
 
 
-class Reporter:
+class Reporter(ABC):
     """One place that a run is told to."""
 
     def begin(self, history: Iterable[Event]) -> None:
@@ -24,11 +30,31 @@ class Reporter:
         for event in history:
             self.event(event)
 
+    @abstractmethod
     def event(self, event: Event) -> None:
-        raise NotImplementedError
+        """What happens now."""
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027  a reporter that holds nothing open needs none
         """The process ends, whether the run does or not."""
+
+
+def check_packages(names: str) -> None:
+    """Whether what TrainConfig.report_to names is installed: asked before anything is made, read or changed."""
+    for name in names.split(","):
+        if name in PACKAGES and importlib.util.find_spec(name) is None:
+            raise _missing(name, f"the package {name} is not installed")
+
+
+def package(name: str, module: str | None = None) -> Any:
+    """The module that a reporter is made of, loaded when it is made."""
+    try:
+        return importlib.import_module(module or name)
+    except ImportError as error:
+        raise _missing(name, error) from None
+
+
+def _missing(name: str, reason: object) -> MissingError:
+    return MissingError(f"report_to {name}: {reason}; pip install 'tapeless[{name}]'")
 
 
 def _html(run: RunDir) -> Reporter:
@@ -49,7 +75,25 @@ def _tensorboard(run: RunDir) -> Reporter:
     return TensorBoardFiles(run)
 
 
-REPORTERS: dict[str, Callable[[RunDir], Reporter]] = {"html": _html, "csv": _csv, "tensorboard": _tensorboard}
+def _wandb(run: RunDir) -> Reporter:
+    from tapeless.report.wandb_files import WandbFiles
+
+    return WandbFiles(run)
+
+
+def _trackio(run: RunDir) -> Reporter:
+    from tapeless.report.trackio_database import TrackioDatabase
+
+    return TrackioDatabase(run)
+
+
+REPORTERS: dict[str, Callable[[RunDir], Reporter]] = {
+    "html": _html,
+    "csv": _csv,
+    "tensorboard": _tensorboard,
+    "wandb": _wandb,
+    "trackio": _trackio,
+}
 
 
 class Reporters:

@@ -137,6 +137,12 @@ def report() -> str:
     return "\n".join([*claims("report"), "", measured_on(result("report")["machine"])]) + "\n"
 
 
+def logs() -> str:
+    stored = result("logs")
+    packages = f"wandb {stored['wandb']}, trackio {stored['trackio']}"
+    return "\n".join([*claims("logs"), "", f"{measured_on(stored['machine']).removesuffix('.')}, {packages}."]) + "\n"
+
+
 def training() -> str:
     lines = claims(*TRAINED)
     cllm = result("cllm_training")
@@ -175,6 +181,7 @@ REGIONS = {
     ("docs/training.md", "measured"): training,
     ("docs/errors.md", "catalogue"): catalogue,
     ("docs/report.md", "report"): report,
+    ("docs/report.md", "logs"): logs,
     ("docs/interop.md", "measured"): interop,
     ("docs/fine_tuning.md", "measured"): fine_tuning,
     ("docs/performance.md", "overview"): performance_tables.overview,

@@ -3,6 +3,7 @@
 import json
 import re
 import shlex
+import sys
 from pathlib import Path
 
 import pytest
@@ -78,15 +79,29 @@ def test_without_a_report_there_is_none(text_file: Path, tmp_path: Path):
     assert not (run / "report.html").exists()
 
 
-def test_a_missing_package_ends_the_run_before_it_begins(
-    text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-):
-    import sys
+PACKAGES = ["tensorboard", "wandb", "trackio"]
 
-    monkeypatch.setitem(sys.modules, "tensorboard", None)
-    monkeypatch.delitem(sys.modules, "torch.utils.tensorboard", raising=False)
+
+@pytest.mark.parametrize("name", PACKAGES)
+def test_a_missing_package_ends_the_run_before_it_begins(
+    name: str, text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+):
+    monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.setattr("tapeless.train.runs.prepare", lambda *_, **__: pytest.fail("the data were prepared first"))
     run = tmp_path / "run"
-    words = ["--dataset-path", str(text_file), "--out-dir", str(run), "--report-to", "tensorboard", "--no-verify"]
+    words = ["--dataset-path", str(text_file), "--out-dir", str(run), "--report-to", f"csv,{name}", "--no-verify"]
     assert main(["train", "new", *SMALL, *words]) == 2
-    assert "error[MISSING]: report_to tensorboard" in capsys.readouterr().err
+    assert f"error[MISSING]: report_to {name}" in capsys.readouterr().err
     assert not run.exists()
+
+
+@pytest.mark.parametrize("name", PACKAGES)
+def test_a_missing_package_leaves_a_run_that_would_go_on_as_it_is(
+    name: str, trained: tuple[Path, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+):
+    run, _ = trained
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    monkeypatch.setitem(sys.modules, name, None)
+    assert main(["train", "resume", str(run), "--override", f"report_to={name}", "--override", "max_steps=50"]) == 2
+    assert f"error[MISSING]: report_to {name}" in capsys.readouterr().err
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before

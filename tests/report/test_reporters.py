@@ -1,6 +1,7 @@
 """What report_to names is told everything, once, and cannot stop a run."""
 
 import logging
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,9 @@ from report_fixtures import empty_run, step_event, told_run
 
 from tapeless.config import REPORTERS as NAMES
 from tapeless.config import TrainConfig
-from tapeless.errors import ConfigError
+from tapeless.errors import ConfigError, MissingError
 from tapeless.report import reporters
-from tapeless.report.reporters import REPORTERS, Reporter, Reporters
+from tapeless.report.reporters import PACKAGES, REPORTERS, Reporter, Reporters, check_packages
 from tapeless.train.metrics_log import MetricsLog, read_metrics
 from tapeless.train.run_dir import RunDir
 
@@ -41,6 +42,20 @@ def two(monkeypatch: pytest.MonkeyPatch) -> dict[str, Memory]:
 
 def test_the_configuration_knows_the_same_names():
     assert tuple(REPORTERS) == NAMES
+
+
+def test_a_reporter_without_an_event_is_none():
+    with pytest.raises(TypeError, match="abstract"):
+        Reporter()
+
+
+@pytest.mark.parametrize("name", PACKAGES)
+def test_what_is_not_installed_is_known_before_anything_is_made(name: str, monkeypatch: pytest.MonkeyPatch):
+    check_packages("html,csv")
+    check_packages("none")
+    monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(MissingError, match=rf"report_to {name}: .* not installed; pip install 'tapeless\[{name}\]'"):
+        check_packages(f"html,{name}")
 
 
 def test_the_past_comes_first_then_what_comes(tmp_path: Path, two: dict[str, Memory]):
@@ -77,5 +92,5 @@ def test_none_is_none(tmp_path: Path):
 def test_names_are_checked(names: str):
     with pytest.raises(ConfigError, match="report_to"):
         TrainConfig(report_to=names)
-    for good in ("none", "html", "csv,tensorboard", "html,csv,tensorboard"):
+    for good in ("none", "html", "csv,tensorboard", "html,csv,tensorboard,wandb,trackio"):
         assert TrainConfig(report_to=good).report_to == good

@@ -46,20 +46,24 @@ class TrackioDatabase(Reporter):
         if self._folder.exists():
             shutil.rmtree(self._folder)  # of the process before a resume: everything is told again
         self._config: dict[str, Any] | None = read_run_config(self.run.config).tables()
-        super().begin(history)
+        for event in history:
+            self._take(event)
         self._write()
 
     def event(self, event: Event) -> None:
-        told: dict[str, Any] = dict(scalars(event))
-        if event["event"] == "sample":
-            told["sample"] = self._markdown(as_markdown(event["text"]))._to_dict()
-        if told:
-            self._rows.append(Row(event["step"], datetime.fromtimestamp(event["time"], UTC).isoformat(), told))
+        self._take(event)
         if event["event"] == "checkpoint" or time.monotonic() >= self._next:
             self._write()
 
     def close(self) -> None:
         self._write()
+
+    def _take(self, event: Event) -> None:
+        told: dict[str, Any] = dict(scalars(event))
+        if event["event"] == "sample":
+            told["sample"] = self._markdown(as_markdown(event["text"]))._to_dict()
+        if told:
+            self._rows.append(Row(event["step"], datetime.fromtimestamp(event["time"], UTC).isoformat(), told))
 
     def _write(self) -> None:
         if not self._rows:

@@ -22,7 +22,7 @@ from tapeless.train.run_config import read_run_config
 from tapeless.train.run_dir import RunDir
 
 ASIDE = "told-again-"  # in front of the name of a folder while its successor is written
-QUIET = {  # the run's events are all that is told: nothing of the machine, the code or the terminal
+QUIET = {  # the run's events are all that is told: no statistics of the machine, no code, no console output
     "console": "off",
     "silent": True,
     "symlink": False,

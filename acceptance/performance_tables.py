@@ -83,8 +83,24 @@ def models() -> str:
 
 def gpu() -> str:
     compared = [result for result in results(list(CUDA)) if result["kind"] == "training"]
-    blocks = [block for result in compared for block in comparison(result, " on a GPU")]
-    return "\n".join([*blocks, *map(measured_where, compared[-1:])])
+    blocks = [block for result in compared for block in comparison(result, gpu_title(result))]
+    return "\n".join([markdown(gpu_rows(compared)), *blocks, *map(measured_where, compared[-1:])])
+
+
+def gpu_title(result: dict[str, Any]) -> str:
+    tuned = any(row["contender"] == "max-autotune" for row in result["contenders"])
+    return " on a GPU" + (", beside max-autotune" if tuned else "")
+
+
+def gpu_rows(compared: list[dict[str, Any]]) -> list[tuple[str, ...]]:
+    """A line for each measurement and dtype of ours, against its best peer in bfloat16."""
+    rows = [("model", "tokens", "ours", "ms", "best peer", "ms", "ratio", "memory ratio")]
+    for result in compared:
+        for pair in (verdict for verdict in result["verdicts"] if verdict["among"] == "all"):
+            name, tokens = f"`{result['name']}`", f"{result['batch_size']}x{result['seq_len']}"
+            times = [cell for side in ("ours", "peer") for cell in (pair[side], milliseconds(result, pair, side))]
+            rows.append((name, tokens, *times, f"**{pair['ratio']:.2f}**", f"{pair['memory_ratio']:.2f}"))
+    return rows
 
 
 def kernels() -> str:

@@ -94,9 +94,8 @@ def contender_rows(result: Row) -> list[tuple[str, ...]]:
     head = ["contender", "ms", "quartiles", "tokens/s", *(["MFU"] if utilized else []), "ours is faster by", "peak MiB"]
     head.append("first step s")
     rows = [tuple([*(["group"] if len(groups) > 1 else []), *head, *(["cold", "warm"] if "first_steps" in result else [])])]
-    fastest = {pair["peer"]: pair for pair in sorted(result["ratios"], key=lambda pair: pair["ratio"])}
     for row in result["contenders"]:
-        pair = fastest.get(named(row))
+        pairs = [pair for pair in result["ratios"] if (pair["peer"], pair["group"]) == (named(row), row["group"])]
         low, high = (f"{1e3 * s:.4g}" for s in row["quartiles_s"])
         cells = [
             *([str(row["group"] + 1)] if len(groups) > 1 else []),
@@ -105,7 +104,7 @@ def contender_rows(result: Row) -> list[tuple[str, ...]]:
             f"{low} to {high}",
             f"{row['tokens_per_s']:,.0f}",
             *([f"{row['mfu']:.1%}" if row["mfu"] else "n/a"] if utilized else []),
-            f"{pair['ratio']:.2f}x ({pair['ours'].split()[1]})" if pair else "",
+            ", ".join(f"{pair['ratio']:.2f}x ({pair['ours'].split()[1]})" for pair in pairs),
             f"{row['peak_bytes'] / MIB:,.0f}",
             f"{row['first_step_s']:.1f}",
         ]

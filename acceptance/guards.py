@@ -210,8 +210,8 @@ def seconds(call: Callable[[], object], repeats: int) -> float:
     return best
 
 
-def cost_claims(claims: Claims, folder: Path) -> None:
-    (folder / "text.txt").write_text(library_text(200_000))
+def guards_seconds() -> float:
+    """What the guards add to every step."""
     draw = random.Random(0)
     guard = SpikeGuard(20.0, (draw.gauss(2.0, 0.2) for _ in range(2 * LEAST)))
 
@@ -219,13 +219,18 @@ def cost_claims(claims: Claims, folder: Path) -> None:
         guard.limit()
         guard.take(draw.gauss(2.0, 0.2))
 
+    return seconds(guarded, 1000)
+
+
+def cost_claims(claims: Claims, folder: Path) -> None:
+    (folder / "text.txt").write_text(library_text(200_000))
+    own = guards_seconds()
     for preset, rows in (("tiny", 8), ("small", 2)):
         config = TrainConfig(dataset_path=str(folder / "text.txt"), batch_size=rows, seq_len=128)
         model = build_model(load_preset(preset))
         trainer = Trainer(model, config, prepare(config, model.config.vocab_size, folder / preset))
         batch = trainer.next_batch()
         step = seconds(lambda: trainer.step(*batch), 15 if preset == "tiny" else 6)  # noqa: B023  called here, not later
-        own = seconds(guarded, 1000)
         look = seconds(lambda: check_identities(model, *batch, step=0, first_sample=0), 3)  # noqa: B023
         claims.check(
             f"what the guards add to a step of {preset}, {rows} x 128: {1e6 * own:.0f} us of {1e3 * step:.1f} ms",

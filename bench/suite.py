@@ -7,9 +7,9 @@ RESULTS = Path(__file__).resolve().parent / "results"
 # The four shapes, with the batch at which each is measured; large steps need fewer rounds, since noise evens out within them.
 TRAINING = {
     "llama-tiny": "--preset llama-tiny --batch-size 16 --seq-len 64 --rounds 10 --cold",
-    "llama-cllm": "--preset llama-cllm --batch-size 4 --seq-len 32 --rounds 10",
-    "llama-small": "--preset llama-small --batch-size 4 --seq-len 512 --rounds 7",
-    "llama-base": "--preset llama-base --batch-size 1 --seq-len 1024 --rounds 3 --contenders ours,eager,compile,floor",
+    "llama-cllm": "--preset llama-cllm --batch-size 4 --seq-len 32 --rounds 10 --cold",
+    "llama-small": "--preset llama-small --batch-size 4 --seq-len 512 --rounds 7 --cold",
+    "llama-base": "--preset llama-base --batch-size 1 --seq-len 1024 --rounds 3 --cold --contenders ours,eager,compile,floor",
 }
 GENERATION = {
     f"generation-{name}": f"--preset {name} --generate --tokens 128 --rounds {rounds}"

@@ -246,13 +246,21 @@ def chosen_weights(checkpoint: Checkpoint, weights: str) -> Mapping[str, Tensor]
     return {**checkpoint.params, **checkpoint.optim[EMA]}  # what is frozen has no average
 
 
-def load(path: str | Path, *, which: str = "latest", weights: str = "raw", fallback: bool = True, on_warning: Warn) -> Loaded:
+def load(
+    path: str | Path,
+    *,
+    which: str = "latest",
+    weights: str = "raw",
+    device: str | None = None,
+    fallback: bool = True,
+    on_warning: Warn,
+) -> Loaded:
     """The model of a run, its weights from `latest`, from `best`, or from the step that `which` names: as they were trained,
-    or (`ema`) their moving average."""
+    or (`ema`) their moving average. device: another than the run's."""
     run = RunDir.open(path)
     config = read_run_config(run.config)
     checkpoint = saved_weights(run, which=which, fallback=fallback, on_warning=on_warning)
-    model = make_model(config.model, replace(config.train, freeze="", lora_rank=0))
+    model = make_model(config.model, replace(config.train, freeze="", lora_rank=0, device=device or config.train.device))
     restore(model.params, chosen_weights(checkpoint, weights), checkpoint.path)
     data = without_text(run.path) if config.imported else open_prepared(run.path)
     return Loaded(model, data, config, checkpoint)

@@ -26,9 +26,9 @@ BELOW["train"] = BELOW["generate"] | {
 }  # samples are drawn, and a run may begin with others' weights
 BELOW["verify"] = BELOW["train"] | {"train"}
 BELOW["bench"] = BELOW["verify"] | {"verify"}
-BELOW["report"] = BELOW["train"] | {"train"}
+BELOW["report"] = BELOW["tasks"] = BELOW["train"] | {"train"}
 BELOW["estimate"] = BELOW["bench"] | {"bench"}
-BELOW["cli"] = BELOW["estimate"] | {"estimate", "report"}
+BELOW["cli"] = BELOW["estimate"] | {"estimate", "report", "tasks"}
 BELOW["__main__"] = {"cli"}
 
 BARE = ("ops", "kernels", "model", "optim", "verify", "bench")  # torch and numpy are all they need to be imported

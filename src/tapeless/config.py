@@ -146,7 +146,7 @@ class TrainConfig:
         ("stdlib", "stdlib-docs", "markov", "arithmetic"),
     )
     tokenizer: str = option("bytes", "bytes, char, bpe (trained on the data to vocab_size), or the path of a tokenizer.json")
-    init_from: str | None = option(None, "a run, imported or trained here, whose model, weights and tokenizer to begin with")
+    init_from: str | None = option(None, "a run or a Hugging Face directory, whose model, weights and tokenizer to begin with")
     freeze: str = option(
         "", "parameters that stay as they are, by name with * in it and separated by commas: embed*,blocks.0.*"
     )

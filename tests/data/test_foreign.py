@@ -4,10 +4,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from tapeless.config import TrainConfig
+from tapeless.data.baselines import baselines
+from tapeless.data.facts import data_facts, sample_windows
 from tapeless.data.foreign import open_foreign, read_header
-from tapeless.data.prepare import open_prepared, prepare, source_hashes
+from tapeless.data.joined import JoinedTokens
+from tapeless.data.loader import Loader, validation_windows
+from tapeless.data.prepare import Dataset, open_prepared, prepare, source_hashes
 from tapeless.data.tokenizer import CharTokenizer
 from tapeless.errors import DataError
 
@@ -91,8 +96,94 @@ def test_a_tokenizer_has_to_be_given_and_no_pickle_is_read(tmp_path: Path):
         prepare(TrainConfig(dataset_path=str(folder), tokenizer="char"), 256, tmp_path / "run")
 
 
-def test_several_files_for_one_part(tmp_path: Path):
-    folder = folder_of(tmp_path, "llm.c")
-    (folder / "train_2.bin").write_bytes(llm_c(IDS))
-    with pytest.raises(DataError, match="2 token files for train, expected one"):
-        prepare(TrainConfig(dataset_path=str(folder)), 256, tmp_path / "run")
+def shards_of(folder: Path, train: list[np.ndarray], val: list[np.ndarray], name: str = "fineweb") -> Path:
+    """As llm.c writes them: the validation part has number 0."""
+    folder.mkdir()
+    for part, pieces, first in (("train", train, 1), ("val", val, 0)):
+        for number, ids in enumerate(pieces, first):
+            (folder / f"{name}_{part}_{number:06d}.bin").write_bytes(llm_c(ids))
+    return folder
+
+
+def taken(path: object, out: Path, **changes: int) -> Dataset:
+    return prepare(TrainConfig(dataset_path=str(path), **{"seq_len": 16, **changes}), 256, out)
+
+
+CUTS = np.split(IDS[:1800], [1, 700, 705, 1500])
+
+
+def test_several_files_of_llm_c_are_one_stream(tmp_path: Path):
+    one = taken(shards_of(tmp_path / "one", [IDS[:1800]], [IDS[1800:]]), tmp_path / "a")
+    folder = shards_of(tmp_path / "many", CUTS, [IDS[1800:1900], IDS[1900:]])
+    many = taken(folder, tmp_path / "b")
+    assert isinstance(many.train, JoinedTokens)
+    assert all(isinstance(part, np.memmap) for part in many.train.parts)  # nothing is in memory
+    np.testing.assert_array_equal(many.train[:], IDS[:1800])
+    np.testing.assert_array_equal(many.val[:], IDS[1800:])
+    assert many.bytes_per_token == one.bytes_per_token
+    assert baselines(*many.counted(), 256) == baselines(*one.counted(), 256)
+    for sample in (0, 7, 300):
+        found, expected = (Loader(data.train, 16, 4, seed=3).batch(sample) for data in (many, one))
+        assert all(map(torch.equal, found, expected))
+    found, expected = (validation_windows(data.val, 16) for data in (many, one))
+    assert all(map(torch.equal, found, expected))
+    assert sample_windows(many, "train", 5, 40, 0) == sample_windows(one, "train", 5, 40, 0)
+    by_pattern = taken(folder / "*.bin", tmp_path / "c")
+    assert by_pattern.fingerprint == many.fingerprint
+    assert len(taken(folder / "fineweb_*_00000[012].bin", tmp_path / "d").train) == 700
+    assert data_facts(folder, "text") == {
+        "format": "llm.c",
+        "training_files": 5,
+        "training_tokens": 1800,
+        "validation_files": 2,
+        "validation_tokens": 200,
+        "largest_id": int(IDS.max()),
+    }
+
+
+def test_the_hash_is_of_every_file_and_of_the_part_it_is_in(tmp_path: Path):
+    a, b, c = np.split(IDS[:1500], 3)
+    parts = {
+        "as it is": ([a, b], [c]),
+        "other order": ([b, a], [c]),
+        "other part": ([a], [b, c]),
+        "other cut": ([IDS[:1000]], [c]),
+    }
+    found = {}
+    for name, (train, val) in parts.items():
+        data = taken(shards_of(tmp_path / name, train, val), tmp_path / f"{name} run")
+        before, now = source_hashes(tmp_path / f"{name} run", TrainConfig(dataset_path=str(tmp_path / name)))
+        assert before == now
+        found[name] = data.fingerprint, before
+    assert len({fingerprint for fingerprint, _ in found.values()}) == len({digest for _, digest in found.values()}) == 4
+
+
+def test_a_file_that_changes_or_goes_is_seen(tmp_path: Path):
+    folder = shards_of(tmp_path / "theirs", CUTS, [IDS[1800:]])
+    taken(folder, tmp_path / "run")
+    assert open_prepared(tmp_path / "run").fingerprint
+    shard = tmp_path / "run" / "train-000003.bin"
+    kept = shard.read_bytes()
+    shard.unlink()
+    with pytest.raises(DataError, match="the data changed since the run began"):
+        open_prepared(tmp_path / "run")
+    shard.write_bytes(kept[:-2] + b"\0\0")
+    with pytest.raises(DataError, match="the data changed since the run began"):
+        open_prepared(tmp_path / "run")
+    shard.write_bytes(kept[:-2])
+    with pytest.raises(DataError, match=r"train-000003.bin: 2612 bytes, expected 2614"):
+        open_prepared(tmp_path / "run")
+
+
+def test_files_that_are_not_one_text(tmp_path: Path):
+    folder = shards_of(tmp_path / "theirs", CUTS, [IDS[1800:]])
+    (folder / "other_train_000001.bin").write_bytes(llm_c(IDS))
+    with pytest.raises(DataError, match="for train are of several sets: fineweb_train, other_train; name one by a pattern"):
+        taken(folder, tmp_path / "run")
+    assert len(taken(folder / "fineweb_*.bin", tmp_path / "run").train) == 1800
+    with pytest.raises(DataError, match="5 token files, but none with train or none with val in its name"):
+        taken(folder / "fineweb_train_*.bin", tmp_path / "other")
+    (folder / "other_train_000001.bin").unlink()
+    (folder / "fineweb_train_000009.bin").write_bytes(IDS.tobytes())
+    with pytest.raises(DataError, match=r"6 files for train, but fineweb_train_000009\.bin is of nanogpt"):
+        taken(folder, tmp_path / "other")

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from tapeless.config import ModelConfig, Sampling, SimpleLMConfig
 from tapeless.errors import ConfigError, InputError, NonFiniteError
-from tapeless.generate.engine import generate, window_start
+from tapeless.generate.engine import generate, generate_each, window_start
 from tapeless.generate.sampler import sample
 from tapeless.model.build import AnyModel
 from tapeless.model.simple_lm import SimpleLM
@@ -114,6 +114,30 @@ def test_a_batch_is_its_samples_one_by_one():
     assert len({tuple(tokens) for tokens in batch}) == 4
     for i, tokens in enumerate(batch):
         assert generate(model, PROMPT, max_tokens=25, sampling=sampling, first_sample=i) == [tokens]
+
+
+def test_prompts_of_one_length_share_a_batch():
+    model, greedy = transformer(16), Sampling(temperature=0.0)
+    prompts = [PROMPT, PROMPT[::-1], [1] * len(PROMPT)]
+    alone = [generate(model, prompt, max_tokens=25, sampling=greedy)[0] for prompt in prompts]
+    assert len({tuple(tokens) for tokens in alone}) == 3
+    assert generate_each(model, prompts, max_tokens=25, sampling=greedy) == alone
+    with pytest.raises(InputError, match="prompts that are continued together have one length"):
+        generate_each(model, [PROMPT, PROMPT[1:]], max_tokens=2)
+
+
+def test_whoever_hears_of_a_token_may_end_its_sample():
+    model, sampling = transformer(16), Sampling(seed=5)
+    heard = {7: 0, 8: 0, 9: 0}
+
+    def end(sample: int, token: int) -> bool:
+        heard[sample] += 1
+        return heard[sample] == sample - 5
+
+    whole = generate(model, PROMPT, max_tokens=25, sampling=sampling, num_samples=3, first_sample=7)
+    ended = generate_each(model, [PROMPT] * 3, max_tokens=25, sampling=sampling, first_sample=7, on_token=end)
+    assert ended == [whole[0][:2], whole[1][:3], whole[2][:4]]
+    assert heard == {7: 2, 8: 3, 9: 4}
 
 
 def test_equal_seeds_give_equal_samples_and_other_seeds_others():

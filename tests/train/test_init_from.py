@@ -92,7 +92,8 @@ def test_only_what_is_of_training_alone_may_change(source: Path):
 
 def test_mistakes(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture):
     for words, says in (
-        (["--init-from", tmp_path / "theirs"], "is a Hugging Face directory; first: tapeless import"),
+        (["--init-from", tmp_path / "theirs", "--num-layers", "2"], "num_layers is 1 there, 2 was asked for"),
+        (["--init-from", tmp_path / "theirs", "--tokenizer", "bpe"], "has a tokenizer of its own"),
         (["--init-from", tmp_path], "is not the directory of a run"),
         (["--init-from", source, "--num-layers", "2"], "num_layers is 1 there, 2 was asked for"),
         (["--init-from", source, "--set", "model.num_layers=2"], "num_layers is 1 there, 2 was asked for"),
@@ -100,3 +101,68 @@ def test_mistakes(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture):
     ):
         assert train(*words) == 2
         assert says in capsys.readouterr().err
+
+
+def losses(run: Path) -> list[float]:
+    return [event["loss"] for event in read_metrics(RunDir(run).metrics) if event["event"] == "step"]
+
+
+@pytest.mark.parametrize("adapters", [[], ["--lora-rank", "2"]], ids=["all", "lora"])
+def test_a_directory_trains_as_its_import_does(source: Path, tmp_path: Path, adapters: list[str]):
+    """The same losses and the same weights, bit for bit; and the directory is not needed again."""
+    runs = {"imported": source, "direct": tmp_path / "theirs"}
+    for name, begin in runs.items():
+        words = [
+            "--init-from",
+            begin,
+            "--dataset-path",
+            tmp_path / "text.txt",
+            "--out-dir",
+            tmp_path / name,
+            "--max-steps",
+            "4",
+        ]
+        assert train(*words, *adapters) == 0
+    assert len(losses(tmp_path / "direct")) == 4
+    assert losses(tmp_path / "direct") == losses(tmp_path / "imported")
+    shutil.rmtree(tmp_path / "theirs")
+    ends = [tapeless.load(tmp_path / name).params for name in runs]
+    assert all(ends[0][name].equal(w) for name, w in ends[1].items())
+    assert main(["train", "resume", str(tmp_path / "direct"), "--override", "max_steps=6", "--json"]) == 0
+    assert len(losses(tmp_path / "direct")) == 6
+
+
+def test_begun_from_a_directory_and_cut_off_it_begins_with_the_same_weights(source: Path, tmp_path: Path):
+    words = ["--init-from", tmp_path / "theirs", "--dataset-path", tmp_path / "text.txt", "--max-steps", "3"]
+    whole, cut = RunDir(tmp_path / "whole"), RunDir(tmp_path / "cut")
+    for run in (whole, cut):
+        assert train(*words, "--out-dir", run.path) == 0
+    shutil.rmtree(tmp_path / "theirs")
+    shutil.rmtree(cut.checkpoints)
+    cut.checkpoints.mkdir()
+    told = cut.metrics.read_text().splitlines(keepends=True)
+    cut.metrics.write_text("".join(line for line in told if json.loads(line)["event"] in ("start", "step")))
+    assert main(["train", "resume", str(cut.path), "--json"]) == 0
+    assert losses(cut.path) == losses(whole.path)
+
+
+def test_a_directory_that_cannot_be_trusted_leaves_nothing_behind(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture):
+    """The errors of an import, before a directory is made."""
+    theirs, out = tmp_path / "theirs", tmp_path / "out"
+    words = ["--init-from", theirs, "--dataset-path", tmp_path / "text.txt", "--max-steps", "1", "--out-dir", out]
+    (theirs / "tokenizer.json").rename(tmp_path / "tokenizer.json")
+    assert train(*words) == 2
+    assert "has no tokenizer.json; name one by --tokenizer" in capsys.readouterr().err
+    weights = theirs / "model.safetensors"
+    whole = weights.read_bytes()
+    weights.write_bytes(whole[:-4])
+    said = []
+    for command in (["import", theirs, "--out", tmp_path / "other"], ["train", "new", *words]):
+        assert main([str(word) for word in command]) == 2
+        said.append(capsys.readouterr().err)
+    assert said[0] == said[1]
+    assert "error[FOREIGN]" in said[0]
+    assert not out.exists()
+    weights.write_bytes(whole)
+    assert train(*words, "--tokenizer", tmp_path / "tokenizer.json") == 0
+    assert read_run_config(RunDir(out).config).train.init_from == str(out / "base")

@@ -1,14 +1,16 @@
 """A run that was stopped, killed or damaged and resumed is the run that was never stopped: the same bytes, each line once."""
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from checkpoint_fixtures import flip
-from run_fixtures import MODEL, begin_run, config, copy_of, events, final_bytes, play, state
+from run_fixtures import MODEL, begin_run, config, copy_of, events, final_bytes, play, state, text_of
 
 from tapeless.config import AnyModelConfig, SimpleLMConfig, TrainConfig
 from tapeless.errors import ConfigError
@@ -318,3 +320,27 @@ def test_the_defaults_of_a_run_resume_too(tmp_path: Path):
     run = begin_run(tmp_path / "run", TrainConfig(max_steps=3, seq_len=8))
     play(run, stopped=lambda t: t.steps >= 2)
     assert play(run, resume=True)[0] == "done"
+
+
+def shards(folder: Path, cuts: list[int]) -> str:
+    """Token files of llm.c, the training part cut at these places."""
+    folder.mkdir()
+    ids = np.frombuffer(text_of(700).encode(), np.uint8).astype("<u2")
+    for number, piece in enumerate(np.split(ids[:620], cuts), 1):
+        header = np.zeros(256, "<i4")
+        header[:3] = 20240520, 1, len(piece)
+        (folder / f"verse_train_{number:06d}.bin").write_bytes(header.tobytes() + piece.tobytes())
+    header[2] = 80
+    (folder / "verse_val_000000.bin").write_bytes(header.tobytes() + ids[620:].tobytes())
+    return str(folder)
+
+
+def test_over_several_token_files_as_over_one(tmp_path: Path):
+    """A resume finds the files in the run's own directory, also where the ones it began with are gone."""
+    whole = begin_run(tmp_path / "whole", config(batch_size=8, dataset_path=shards(tmp_path / "one", [])))
+    assert play(whole)[0] == "done"
+    run = begin_run(tmp_path / "run", config(batch_size=8, dataset_path=shards(tmp_path / "many", [3, 200, 411])))
+    assert play(run, stopped=lambda t: t.steps >= 5)[0] == "stopped"
+    shutil.rmtree(tmp_path / "many")
+    assert play(run, resume=True)[0] == "done"
+    assert final_bytes(run) == final_bytes(whole)

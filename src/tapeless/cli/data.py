@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     prepare.add_argument("--vocab-size", type=int, metavar="N", help="ids of a bpe trained here; the most others may have")
     prepare.add_argument("--processes", type=int, metavar="N", help="that tokenize; default: one for each core")
     info = actions.add_parser("info", help="what is in it", description="What is in prepared data, in token files, or in text.")
-    info.add_argument("source", metavar="SOURCE", type=Path, help="prepared data, a token file, or text")
+    info.add_argument("source", metavar="SOURCE", type=Path, help="prepared data, token files, or text")
     add_fields(info, "train", TrainConfig, only={"text_field"})
     sample = actions.add_parser("sample", help="some of it, as text", description="Some windows of prepared data, as text.")
     sample.add_argument("source", metavar="DIR", type=Path, help="prepared data, or the directory of a run")

@@ -20,6 +20,7 @@ from tapeless.cli import (
     generate,
     gradcheck,
     import_model,
+    lm_eval,
     merge,
     report,
     tokenizer,
@@ -33,6 +34,7 @@ COMMANDS = {
     "estimate": estimate,
     "generate": generate,
     "eval": evaluate,
+    "lm-eval": lm_eval,
     "report": report,
     "data": data,
     "tokenizer": tokenizer,
@@ -61,9 +63,12 @@ class Parser(argparse.ArgumentParser):
         raise UsageError(f"{message} (see {self.prog} --help)")
 
     def parse_args(self, args=None, namespace=None):  # type: ignore[no-untyped-def]
-        """As argparse's, but an unknown flag is reported by the command it was given to, which knows the valid ones."""
+        """As argparse's, but an unknown flag is reported by the command it was given to, which knows the valid ones; or kept
+        in `passed_on` by one that hands it to another program."""
         namespace, rest = self.parse_known_args(args, namespace)
-        if rest:
+        if hasattr(namespace, "passed_on"):
+            namespace.passed_on = rest
+        elif rest:
             command = getattr(namespace, "parser", self)
             command.error(f"unrecognized arguments: {' '.join(rest)}")
         return namespace

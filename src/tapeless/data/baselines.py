@@ -12,6 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from tapeless.data.joined import Tokens
+
 FITTED = 1 << 25
 DENSE = 1 << 24  # a table of counts up to this size, sorting beyond
 
@@ -22,8 +24,8 @@ class Baselines(NamedTuple):
     bigram: float
 
 
-def baselines(train: np.ndarray, val: np.ndarray, vocab_size: int) -> Baselines:  # train (n,), val (m,)
-    train, val = np.asarray(train[:FITTED]).astype(np.int64), np.asarray(val).astype(np.int64)
+def baselines(train: Tokens, val: Tokens, vocab_size: int) -> Baselines:  # train (n,), val (m,)
+    train, val = train[:FITTED].astype(np.int64), val[:].astype(np.int64)
     counts = np.bincount(train, minlength=vocab_size)  # (V,)
     unigram = (counts + 1) / (len(train) + vocab_size)
     p = unigram[val[1:]]  # (m - 1,)

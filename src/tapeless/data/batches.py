@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from tapeless.data.instructions import BEGINS, COUNTS
+from tapeless.data.joined import Tokens, as_plain
 from tapeless.data.loader import IGNORED, Loader, validation_windows
 from tapeless.data.prepare import Dataset
 from tapeless.data.rng import key, permutation
@@ -21,7 +22,7 @@ class Examples:
 
     def __init__(
         self,
-        tokens: np.ndarray,  # (n,)
+        tokens: Tokens,  # (n,)
         roles: np.ndarray,  # (n,)
         seq_len: int,
         part: str,
@@ -42,7 +43,7 @@ class Examples:
         places = spans[:, :1] + np.arange(self.seq_len + 1)  # (N, T + 1)
         inside = places < spans[:, 1:]
         places = np.where(inside, places, 0)
-        ids = np.where(inside, np.asarray(self.tokens)[places].astype(np.int64), 0)
+        ids = np.where(inside, as_plain(self.tokens)[places].astype(np.int64), 0)
         targets = np.where((inside & self.counts[places])[:, 1:], ids[:, 1:], IGNORED)
         return torch.from_numpy(ids[:, :-1].copy()), torch.from_numpy(targets)
 

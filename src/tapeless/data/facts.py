@@ -9,27 +9,34 @@ from typing import Any
 
 import numpy as np
 
-from tapeless.data.foreign import read_header
+from tapeless.data.foreign import largest_id, read_header, token_files
+from tapeless.data.joined import Tokens
 from tapeless.data.pieces import Piece
 from tapeless.data.prepare import Dataset, open_prepared, read_record
 from tapeless.data.read import read_pieces
 from tapeless.data.rng import draws, key
-from tapeless.data.shards import CHUNK
 from tapeless.data.split import num_copies
 from tapeless.data.survey import survey
 from tapeless.data.tokenizer import CharTokenizer, Tokenizer
 
 
 def data_facts(path: Path, field: str) -> dict[str, Any]:
-    """Of prepared data, of a token file of others, or of text."""
+    """Of prepared data, of token files of others, or of text."""
     if (path / "data.json").is_file():
         return prepared_facts(path)
     if path.suffix == ".bin" and path.is_file():
         kind, count = read_header(path)
-        offset = path.stat().st_size - 2 * count
-        tokens = np.memmap(path, "<u2", "r", offset, (count,))
-        largest = max(int(tokens[first : first + CHUNK].max()) for first in range(0, count, CHUNK))
-        return {"format": kind, "tokens": count, "largest_id": largest}
+        return {"format": kind, "tokens": count, "largest_id": largest_id(path)}
+    if files := token_files(path):
+        counts = {part: [read_header(file)[1] for file in of_part] for part, of_part in files.items()}
+        return {
+            "format": read_header(files["train"][0])[0],
+            "training_files": len(files["train"]),
+            "training_tokens": sum(counts["train"]),
+            "validation_files": len(files["val"]),
+            "validation_tokens": sum(counts["val"]),
+            "largest_id": max(largest_id(file) for of_part in files.values() for file in of_part),
+        }
     found = survey(read_pieces(str(path), field), str(path))
     digests, sizes = found.digests[~found.blank], found.sizes[~found.blank]
     return {
@@ -127,7 +134,7 @@ def sample_windows(data: Dataset, part: str, count: int, length: int, seed: int)
     return [_marked(data.tokenizer, tokens, starts, int(place), length) for place in places]
 
 
-def _marked(tokenizer: Tokenizer, tokens: np.ndarray, starts: np.ndarray | None, place: int, length: int) -> str:
+def _marked(tokenizer: Tokenizer, tokens: Tokens, starts: np.ndarray | None, place: int, length: int) -> str:
     inside = [] if starts is None else sorted({int(s) for s in starts[(starts >= place) & (starts < place + length)]})
     edges = [place, *(s for s in inside if s > place), place + length]
     texts = [tokenizer.decode(tokens[a:b]) for a, b in itertools.pairwise(edges)]

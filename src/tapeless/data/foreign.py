@@ -1,31 +1,77 @@
 """Token files of others, read as they are: nanoGPT's (uint16, no header), llm.c's (256 int32: 20240520, 1, count; then uint16).
 
-A folder of them has one file for each part, whose name says which: train.bin and val.bin, or tiny_shakespeare_train.bin … They
+A folder or a pattern of them has files for both parts, whose names say which: train.bin and val.bin, or those of llm.c, which
+may be many: fineweb_train_000001.bin, fineweb_train_000002.bin … are one stream in the order of their names (joined.py). They
 name no tokenizer, so one has to be given; nanoGPT's meta.pkl is a pickle, and nothing here ever unpickles.
 Judged by: tests/data/test_foreign.py."""
 
+import glob
+import hashlib
+import re
 import struct
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 
-from tapeless.data.shards import MAGIC, check_all
+from tapeless.data.files import file_sha256
+from tapeless.data.joined import Tokens, joined
+from tapeless.data.shards import CHUNK, MAGIC, check_all
 from tapeless.errors import BAD_TOKEN_FILE, UNREADABLE, DataError
 
 LLM_C = struct.Struct("<3i")  # the beginning of the header
 LLM_C_HEADER, LLM_C_MAGIC, LLM_C_VERSION = 1024, 20240520, 1
 
 
-def token_files(folder: Path) -> dict[str, Path] | None:  # by part: train, val
-    """The two token files of a folder that has no other data in it; None where it is no such folder."""
-    binaries = sorted(folder.glob("*.bin")) if folder.is_dir() else []
-    found = {part: [path for path in binaries if part in path.stem.lower()] for part in ("train", "val")}
-    if not all(found.values()) or (folder / "data.json").exists():
+def token_files(path: Path) -> dict[str, list[Path]] | None:  # by part: train, val
+    """The token files of a folder that has no other data in it, or of a pattern; None where it is no such thing."""
+    found = [Path(name) for name in sorted(glob.glob(str(path)))] if glob.has_magic(str(path)) and not path.exists() else []
+    if path.is_dir():
+        found = sorted(path.glob("*.bin"))
+    if not found or any(file.suffix != ".bin" for file in found) or (path / "data.json").exists():
         return None
-    for part, paths in found.items():
-        if len(paths) > 1:
-            raise DataError(f"{folder}: {len(paths)} token files for {part}, expected one; join them, or give a folder of two")
-    return {part: paths[0] for part, paths in found.items()}
+    parts = {part: [file for file in found if part in file.stem.lower()] for part in ("train", "val")}
+    if not all(parts.values()):
+        if path.is_dir():
+            return None
+        raise DataError(f"{path}: {len(found)} token files, but none with train or none with val in its name; give both parts")
+    for part, files in parts.items():
+        _check_one_set(path, part, files)
+    return parts
+
+
+def _check_one_set(path: Path, part: str, files: list[Path]) -> None:
+    """Several files are one text only where llm.c wrote them: under one name, with a number each."""
+    if len(files) == 1:
+        return
+    names = sorted({re.sub(r"_?\d+$", "", file.stem) for file in files})
+    if len(names) > 1:
+        raise DataError(f"{path}: the token files for {part} are of several sets: {', '.join(names)}; name one by a pattern")
+    for file in files:
+        if (kind := read_header(file)[0]) != "llm.c":
+            raise DataError(f"{path}: {len(files)} files for {part}, but {file.name} is of {kind}; only llm.c's are joined")
+
+
+def open_joined(files: list[Path], vocab_size: int) -> Tokens:  # (count,) uint16, read-only
+    return joined([open_foreign(file, vocab_size) for file in files])
+
+
+def kept_files(folder: Path, part: str) -> list[Path]:
+    """One, or those of several that were taken over, in their order."""
+    return sorted(folder.glob(f"{part}-[0-9]*.bin")) or [folder / f"{part}.bin"]
+
+
+def hash_of_files(files: Mapping[str, list[Path]]) -> str:
+    """Of token files by part. Where a part has several, it says which part begins where."""
+    several = any(len(of_part) > 1 for of_part in files.values())
+    words = [word for part, of_part in files.items() for word in ([part] * several + [file_sha256(file) for file in of_part])]
+    return hashlib.sha256(" ".join(words).encode()).hexdigest()
+
+
+def largest_id(path: Path) -> int:
+    _, count = read_header(path)
+    tokens = np.memmap(path, "<u2", "r", path.stat().st_size - 2 * count, (count,))
+    return max(int(tokens[first : first + CHUNK].max()) for first in range(0, count, CHUNK))
 
 
 def open_foreign(path: Path, vocab_size: int) -> np.memmap:  # (count,) uint16, read-only

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tapeless.data.joined import Tokens, as_plain
 from tapeless.data.rng import draws, key, permutation
 from tapeless.data.shards import require_window
 
@@ -25,14 +26,14 @@ IGNORED = -100  # the target that no loss counts
 class Loader:
     def __init__(
         self,
-        tokens: np.ndarray,  # (n,) any integer type; a memory map is read only where it is needed
+        tokens: Tokens,  # (n,) any integer type; a memory map is read only where it is needed
         seq_len: int,
         batch_size: int,
         seed: int,
         starts: np.ndarray | None = None,  # (d,) int64: the first token of each document, to keep them apart
     ):
         require_window(len(tokens), seq_len, "training")
-        self.tokens, self.seq_len, self.batch_size, self.seed = np.asarray(tokens), seq_len, batch_size, seed
+        self.tokens, self.seq_len, self.batch_size, self.seed = as_plain(tokens), seq_len, batch_size, seed
         self.num_windows = max(1, (len(tokens) - seq_len) // seq_len)  # in an epoch [W]
         self.starts = starts
         self._orders: dict[int, np.ndarray] = {}
@@ -77,7 +78,7 @@ def kept_apart(
 
 
 def validation_windows(
-    tokens: np.ndarray,  # (n,)
+    tokens: Tokens,  # (n,)
     seq_len: int,
     limit: int = 0,  # 0: all of them
     starts: np.ndarray | None = None,  # (d,) int64: as the loader's
@@ -88,7 +89,7 @@ def validation_windows(
     count = math.ceil((len(tokens) - 1) / seq_len)
     chosen = np.arange(count) if limit in (0, count) or limit > count else np.arange(limit) * count // limit
     places = chosen[:, None] * seq_len + np.arange(seq_len + 1)  # (N, T + 1)
-    rows = np.asarray(tokens)[np.minimum(places, len(tokens) - 1)].astype(np.int64)
+    rows = as_plain(tokens)[np.minimum(places, len(tokens) - 1)].astype(np.int64)
     targets = np.where(places[:, 1:] < len(tokens), rows[:, 1:], IGNORED)
     windows = torch.from_numpy(rows[:, :-1].copy()), torch.from_numpy(targets)
     return windows if starts is None else (windows[0], *kept_apart(windows[1], places, starts))

@@ -12,7 +12,7 @@ import json
 import os
 import shutil
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -23,7 +23,7 @@ from tapeless.config import TrainConfig
 from tapeless.data.corpora import Document, stdlib, stdlib_docs
 from tapeless.data.encode import encoded, usable_cores
 from tapeless.data.files import atomic_write, file_sha256, write_json, writing
-from tapeless.data.foreign import open_foreign, token_files
+from tapeless.data.foreign import hash_of_files, kept_files, open_joined, token_files
 from tapeless.data.instructions import (
     COUNTS,
     hash_of_examples,
@@ -34,6 +34,7 @@ from tapeless.data.instructions import (
     texts_of,
     write_examples,
 )
+from tapeless.data.joined import Tokens
 from tapeless.data.pieces import document
 from tapeless.data.read import read_pieces
 from tapeless.data.shards import CHUNK, open_tokens, require_window, write_tokens
@@ -53,8 +54,8 @@ PARTS = {"train": "training", "val": "validation"}
 
 
 class Dataset(NamedTuple):
-    train: np.ndarray  # (n,) memory map
-    val: np.ndarray  # (m,)
+    train: Tokens  # (n,) memory map, or several as one
+    val: Tokens  # (m,)
     tokenizer: Tokenizer
     fingerprint: str
     floor: float | None  # entropy rate of the source in nats per token, where it is known
@@ -66,7 +67,7 @@ class Dataset(NamedTuple):
     val_starts: np.ndarray | None = None
     roles: tuple[np.ndarray, np.ndarray] | None = None  # of train and val, where these are examples (instructions.py)
 
-    def counted(self) -> tuple[np.ndarray, np.ndarray]:
+    def counted(self) -> tuple[Tokens, Tokens]:
         """The tokens of both parts that a loss counts."""
         if self.roles is None:
             return self.train, self.val
@@ -223,9 +224,10 @@ def take_over(path: Path, config: TrainConfig, vocab_size: int | None, folder: P
             raise NO_TOKENIZER(path=path, pickle=", and meta.pkl is a pickle, which is never read" if pickled else "")
         tokenizer, names = make_tokenizer(config.tokenizer, "", None), []
         tokenizer.save(folder / "tokenizer.json")
-        for name, file in files.items():
-            open_foreign(file, tokenizer.vocab_size)
-            link(file, folder / f"{name}.bin")
+        for part, of_part in files.items():
+            open_joined(of_part, tokenizer.vocab_size)
+            for number, file in enumerate(of_part):
+                link(file, folder / (f"{part}.bin" if len(of_part) == 1 else f"{part}-{number:06d}.bin"))
     _require_room(tokenizer, config, vocab_size)
     for name in sorted(names, key=lambda name: name == "data.json"):
         link(path / name, folder / name)
@@ -239,12 +241,13 @@ def take_over(path: Path, config: TrainConfig, vocab_size: int | None, folder: P
 
 
 def _foreign_record(path: Path, folder: Path, tokenizer: Tokenizer) -> dict[str, Any]:
-    train, val = (open_foreign(folder / f"{part}.bin", tokenizer.vocab_size) for part in PARTS)
+    files = {part: kept_files(folder, part) for part in PARTS}
+    train, val = (open_joined(of_part, tokenizer.vocab_size) for of_part in files.values())
     num_bytes = sum(len(tokenizer.decode_bytes(val[first : first + CHUNK])) for first in range(0, len(val), CHUNK))
     return {
         "format_version": FORMAT_VERSION,
         "source": f"{path}: token files, {len(train) + len(val):,} tokens",
-        "source_sha256": _hash_of([folder / f"{part}.bin" for part in PARTS]),
+        "source_sha256": hash_of_files(files),
         "num_documents": 1,
         "foreign": True,
         "synthetic": None,
@@ -283,11 +286,7 @@ def source_hashes(folder: Path, config: TrainConfig) -> tuple[str, str]:
     files = token_files(path) if config.dataset_path else None
     if config.dataset_path and not files and holds_examples(config.dataset_path, config.text_field):
         return before, hash_of_examples(read_examples(config.dataset_path))
-    return before, _hash_of(files.values()) if files else _look(config)[2]["source_sha256"]
-
-
-def _hash_of(files: Iterable[Path]) -> str:
-    return hashlib.sha256(" ".join(map(file_sha256, files)).encode()).hexdigest()
+    return before, hash_of_files(files) if files else _look(config)[2]["source_sha256"]
 
 
 def open_prepared(folder: Path, found: str | None = None) -> Dataset:
@@ -358,17 +357,20 @@ def _data_files(folder: Path) -> list[str]:
     """What makes up the data but for data.json. Runs from before documents were kept have no *.starts.npy."""
     starts = [f"{part}.starts.npy" for part in PARTS if (folder / f"{part}.starts.npy").is_file()]
     roles = [f"{part}.roles.bin" for part in PARTS if (folder / f"{part}.roles.bin").is_file()]
-    return ["tokenizer.json", "train.bin", "val.bin", *starts, *roles]
+    tokens = [file.name for part in PARTS for file in kept_files(folder, part)]
+    return ["tokenizer.json", *tokens, *starts, *roles]
 
 
 def _fingerprint(folder: Path, tokenizer: Tokenizer) -> str:
-    parts = (tokenizer.fingerprint, *(file_sha256(folder / name) for name in _data_files(folder)[1:]))
+    hashes = {name: file_sha256(folder / name) for name in _data_files(folder)[1:]}
+    several = any("-" in name for name in hashes)  # then it counts which part a file is of
+    parts = (tokenizer.fingerprint, *(f"{name}:{digest}" if several else digest for name, digest in hashes.items()))
     return hashlib.sha256(" ".join(parts).encode()).hexdigest()
 
 
 def _open(folder: Path, record: dict[str, Any], tokenizer: Tokenizer) -> Dataset:
     if record.get("foreign"):
-        train, val = (open_foreign(folder / f"{part}.bin", tokenizer.vocab_size) for part in PARTS)
+        train, val = (open_joined(kept_files(folder, part), tokenizer.vocab_size) for part in PARTS)
     else:
         train, val = (open_tokens(folder / f"{part}.bin", tokenizer.fingerprint) for part in PARTS)
     starts = [_open_starts(folder / f"{part}.starts.npy", len(x)) for part, x in zip(PARTS, (train, val), strict=True)]

@@ -6,7 +6,7 @@ cost a whole window per token. Where the window begins depends on the position a
 text generated in one.
 A model without attention (SimpleLM) has no max_seq_len and no kv_cache: its window is the last token."""
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -79,27 +79,56 @@ def generate(
     on_token: Callable[[int, int], None] | None = None,
     on_warning: Callable[[str], None] | None = None,
 ) -> list[list[int]]:
-    """The new tokens of each sample, without the prompt.
+    """The new tokens of each sample of one prompt, without it; on_token and the other arguments as for generate_each."""
+    require(num_samples >= 1, "num_samples", "at least 1", num_samples)
+    return generate_each(
+        model,
+        [[int(i) for i in prompt_ids]] * num_samples,
+        max_tokens=max_tokens,
+        sampling=sampling,
+        first_sample=first_sample,
+        vocab_size=vocab_size,
+        stop=stop,
+        on_token=on_token,
+        on_warning=on_warning,
+    )
+
+
+def generate_each(
+    model: LanguageModel,
+    prompts: Sequence[Sequence[int]],
+    *,
+    max_tokens: int,
+    sampling: Sampling | None = None,
+    first_sample: int = 0,
+    vocab_size: int | None = None,
+    stop: Collection[int] = (),
+    on_token: Callable[[int, int], bool | None] | None = None,
+    on_warning: Callable[[str], None] | None = None,
+) -> list[list[int]]:
+    """The new tokens behind each of several prompts of one length, without the prompts.
 
     sampling: by default the model's own distribution. first_sample: the index of the first sample; sample i is the same
     whichever others are drawn beside it. vocab_size: only ids below it are drawn, for a model with more ids than its
     tokenizer. stop: ids that end a sample; they are neither returned nor reported. on_token(sample index, id): called as
-    each is drawn. on_warning: told once when the window slides."""
+    each is drawn; True ends the sample behind it. on_warning: told once when the window slides."""
     sampling = sampling or Sampling()
-    prompt = torch.tensor([int(i) for i in prompt_ids], dtype=torch.int64, device=model.device)  # (n,)
-    if len(prompt) == 0:
+    if len({len(prompt) for prompt in prompts}) > 1:
+        raise InputError("prompts that are continued together have one length; group them by it")
+    prompt = torch.tensor([list(prompt) for prompt in prompts], dtype=torch.int64, device=model.device)  # (B, n)
+    if prompt.numel() == 0:
         raise InputError("the prompt is empty; generation continues at least one token")
     require(max_tokens >= 0, "max_tokens", "0 or more", max_tokens)
-    require(num_samples >= 1, "num_samples", "at least 1", num_samples)
     V = model.config.vocab_size if vocab_size is None else vocab_size
     require(1 <= V <= model.config.vocab_size, "vocab_size", f"between 1 and the model's {model.config.vocab_size}", V)
-    end = len(prompt) + max_tokens
-    text = torch.empty(num_samples, end, dtype=torch.int64, device=model.device)  # (B, end), filled from the left
-    text[:, : len(prompt)] = prompt
-    reader = _Reader(model, num_samples, end, on_warning)
-    samples: list[list[int]] = [[] for _ in range(num_samples)]
-    running = set(range(num_samples))
-    for position in range(len(prompt), end):
+    B, n = prompt.shape
+    end = n + max_tokens
+    text = torch.empty(B, end, dtype=torch.int64, device=model.device)  # (B, end), filled from the left
+    text[:, :n] = prompt
+    reader = _Reader(model, B, end, on_warning)
+    samples: list[list[int]] = [[] for _ in range(B)]
+    running = set(range(B))
+    for position in range(n, end):
         so_far = text[:, :position]
         logits = reader.logits(so_far)  # (B, V)
         if model.config.vocab_size > V:
@@ -110,8 +139,8 @@ def generate(
                 running.discard(row)
             elif row in running:
                 samples[row].append(token)
-                if on_token:
-                    on_token(first_sample + row, token)
+                if on_token and on_token(first_sample + row, token):
+                    running.discard(row)
         if not running:
             break
     return samples

@@ -34,7 +34,7 @@ class Imported(NamedTuple):
 def import_model(source: Path, out_dir: Path, argv: Sequence[str], *, tokenizer: str | None = None) -> Imported:
     """tokenizer: `bytes` or the path of a tokenizer.json, for a directory that has none."""
     model = read_model(source)
-    chosen = _tokenizer(model, source, tokenizer)
+    chosen = tokenizer_for(model, source, tokenizer)
     run = write_run(out_dir, model.config, model.params, chosen, model.generation, argv)
     return Imported(run, model, chosen)
 
@@ -73,7 +73,12 @@ def generation_of(run: RunDir) -> Generation:
     return read_generation(settings, read_run_config(run.config).model.vocab_size)[0]
 
 
-def _tokenizer(model: ForeignModel, source: Path, asked: str | None) -> Tokenizer:
+def asked_tokenizer(train: TrainConfig) -> str | None:
+    """The one that a configuration names for a directory without one; its default is not a wish."""
+    return None if train.tokenizer == TrainConfig().tokenizer else train.tokenizer
+
+
+def tokenizer_for(model: ForeignModel, source: Path, asked: str | None) -> Tokenizer:
     if model.tokenizer is not None and asked is not None:
         raise InputError(f"{source} has a tokenizer of its own; --tokenizer is for a directory without one")
     if model.tokenizer is not None:

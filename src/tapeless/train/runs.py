@@ -20,13 +20,14 @@ from tapeless.config import WEIGHTS, AnyModelConfig, SimpleLMConfig, TrainConfig
 from tapeless.data.prepare import Dataset, fingerprints, open_prepared, prepare, source_hashes, without_text
 from tapeless.errors import DISK_FULL, CheckpointError, ConfigError, WriteError
 from tapeless.interop.generation import FILE as GENERATION
+from tapeless.interop.hf_import import is_hugging_face
 from tapeless.kernels.repeatable import make_repeatable
 from tapeless.model.build import AnyModel, build_model
 from tapeless.optim.ema import EMA
 from tapeless.train.base import named_base, with_base
 from tapeless.train.checkpoint import Checkpoint, checkpoints, load_checkpoint, read_checkpoint, restore
 from tapeless.train.fastest import fastest_dtype
-from tapeless.train.imported import generation_of
+from tapeless.train.imported import asked_tokenizer, generation_of, import_model
 from tapeless.train.metrics_log import MetricsLog
 from tapeless.train.rotation import remove_stale
 from tapeless.train.run_config import Change, RunConfig, check_resume, read_run_config, write_run_config
@@ -97,7 +98,7 @@ def begin(
     run = RunDir.create(out_dir)
     try:
         prepare_process(train_config)
-        train_config = resolved(model_config, train_config)
+        train_config = _with_run(resolved(model_config, train_config), run, argv)
         end = generation_of(RunDir.open(train_config.init_from)).stop[:1] if train_config.init_from else ()
         data = prepare(train_config, model_config.vocab_size, run.path, end=end)
         named = {"tokenizer_hash": data.tokenizer.fingerprint, "dataset_fingerprint": data.fingerprint}
@@ -112,6 +113,17 @@ def begin(
             raise DISK_FULL(path=out_dir, detail="the data do not fit") from None
         raise
     return run, config, data
+
+
+def _with_run(train: TrainConfig, run: RunDir, argv: Sequence[str]) -> TrainConfig:
+    """init_from names a run from here on: a Hugging Face directory is imported as one, within the new run, which then needs
+    the directory no more."""
+    if not train.init_from or not is_hugging_face(Path(train.init_from)):
+        return train
+    found = import_model(Path(train.init_from), run.path / "base", argv, tokenizer=asked_tokenizer(train))
+    for note in found.model.notes:
+        log.warning(note)
+    return replace(train, init_from=str(found.run.path), tokenizer=str(found.run.tokenizer))
 
 
 def _inherited(other: RunDir, run: RunDir, *, adapters: bool) -> dict[str, str]:
@@ -246,13 +258,21 @@ def chosen_weights(checkpoint: Checkpoint, weights: str) -> Mapping[str, Tensor]
     return {**checkpoint.params, **checkpoint.optim[EMA]}  # what is frozen has no average
 
 
-def load(path: str | Path, *, which: str = "latest", weights: str = "raw", fallback: bool = True, on_warning: Warn) -> Loaded:
+def load(
+    path: str | Path,
+    *,
+    which: str = "latest",
+    weights: str = "raw",
+    device: str | None = None,
+    fallback: bool = True,
+    on_warning: Warn,
+) -> Loaded:
     """The model of a run, its weights from `latest`, from `best`, or from the step that `which` names: as they were trained,
-    or (`ema`) their moving average."""
+    or (`ema`) their moving average. device: another than the run's."""
     run = RunDir.open(path)
     config = read_run_config(run.config)
     checkpoint = saved_weights(run, which=which, fallback=fallback, on_warning=on_warning)
-    model = make_model(config.model, replace(config.train, freeze="", lora_rank=0))
+    model = make_model(config.model, replace(config.train, freeze="", lora_rank=0, device=device or config.train.device))
     restore(model.params, chosen_weights(checkpoint, weights), checkpoint.path)
     data = without_text(run.path) if config.imported else open_prepared(run.path)
     return Loaded(model, data, config, checkpoint)

@@ -108,6 +108,16 @@ def chosen(args: argparse.Namespace) -> Chosen:
     return Chosen(name, checked(kind, values[kind], name), checked("train", values["train"], name))
 
 
+def chosen_run(args: argparse.Namespace) -> Chosen:
+    """As chosen, with the model and the tokenizer of the run that it begins with, where it begins with one."""
+    found = chosen(args)  # first: a mistake is said at once, without waiting for torch
+    if found.train.init_from is None:
+        return found
+    from tapeless.train.init_from import inherited
+
+    return Chosen(Path(found.train.init_from).resolve().name, *inherited(found.train, model_changes(args)))
+
+
 def model_changes(args: argparse.Namespace) -> dict[str, Any]:
     """The fields of a model that were asked for: by a preset, a file, a setting or a flag."""
     recipes = [preset_recipe(args.preset)] if args.preset else []

@@ -21,9 +21,8 @@ from tapeless.cli.options import (
     add_model_arguments,
     add_no_fallback,
     add_train_arguments,
-    chosen,
+    chosen_run,
     given,
-    model_changes,
     setting,
 )
 from tapeless.config import TrainConfig
@@ -68,12 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_new(args: argparse.Namespace) -> int:
-    name, model_config, train_config = chosen(args)  # first: a mistake is said at once, without waiting for torch
-    if train_config.init_from:
-        from tapeless.train.init_from import inherited
-
-        name = Path(train_config.init_from).resolve().name
-        model_config, train_config = inherited(train_config, model_changes(args))
+    name, model_config, train_config = chosen_run(args)
 
     from tapeless.train.display import make_display
     from tapeless.train.runs import begin, fresh_name, has_begun, resolved

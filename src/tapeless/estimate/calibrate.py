@@ -137,7 +137,8 @@ def choose_reduced(config: AnyModelConfig, train: TrainConfig, memory: Memory, r
     rows = train.batch_size
     while rows > 1 and seconds(Reduced(configs[-1], replace(one, batch_size=rows))) > OWN:
         rows = (rows + 1) // 2
-    chosen = [Reduced(each, replace(one, batch_size=rows, verify=False)) for each in configs]
+    # The layers that freeze names need not be among these: with all of them trained, the time is what it is at most.
+    chosen = [Reduced(each, replace(one, batch_size=rows, verify=False, freeze="")) for each in configs]
     need = sum(memory_of(*reduced).peak for reduced in chosen)
     if need > SHARE * room:
         raise NOT_MEASURABLE(need=gib(need), rows=count(rows, "row"), room=gib(room))

@@ -98,8 +98,7 @@ def begin(
     try:
         prepare_process(train_config)
         train_config = resolved(model_config, train_config)
-        end = generation_of(RunDir.open(train_config.init_from)).stop[:1] if train_config.init_from else ()
-        data = prepare(train_config, model_config.vocab_size, run.path, end=end)
+        data = prepare(train_config, model_config.vocab_size, run.path, end=stop_of(train_config))
         named = {"tokenizer_hash": data.tokenizer.fingerprint, "dataset_fingerprint": data.fingerprint}
         if train_config.init_from:
             named |= _inherited(RunDir.open(train_config.init_from), run, adapters=train_config.lora is not None)
@@ -112,6 +111,11 @@ def begin(
             raise DISK_FULL(path=out_dir, detail="the data do not fit") from None
         raise
     return run, config, data
+
+
+def stop_of(train: TrainConfig) -> tuple[int, ...]:
+    """The token with which the model that a run begins with ends a text, where it has one."""
+    return generation_of(RunDir.open(train.init_from)).stop[:1] if train.init_from else ()
 
 
 def _inherited(other: RunDir, run: RunDir, *, adapters: bool) -> dict[str, str]:

@@ -111,7 +111,7 @@ def chosen(args: argparse.Namespace) -> Chosen:
 def chosen_run(args: argparse.Namespace) -> Chosen:
     """As chosen, with the model and the tokenizer of the run that it begins with, where it begins with one."""
     found = chosen(args)  # first: a mistake is said at once, without waiting for torch
-    if found.train.init_from is None:
+    if not found.train.init_from:
         return found
     from tapeless.train.init_from import inherited
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from tapeless.data.foreign import read_header
+from tapeless.data.instructions import hash_of_examples, holds_examples, read_examples
 from tapeless.data.pieces import Piece
 from tapeless.data.prepare import Dataset, open_prepared, read_record
 from tapeless.data.read import read_pieces
@@ -21,7 +22,7 @@ from tapeless.data.tokenizer import CharTokenizer, Tokenizer
 
 
 def data_facts(path: Path, field: str) -> dict[str, Any]:
-    """Of prepared data, of a token file of others, or of text."""
+    """Of prepared data, of a token file of others, of instructions, or of text."""
     if (path / "data.json").is_file():
         return prepared_facts(path)
     if path.suffix == ".bin" and path.is_file():
@@ -30,6 +31,11 @@ def data_facts(path: Path, field: str) -> dict[str, Any]:
         tokens = np.memmap(path, "<u2", "r", offset, (count,))
         largest = max(int(tokens[first : first + CHUNK].max()) for first in range(0, count, CHUNK))
         return {"format": kind, "tokens": count, "largest_id": largest}
+    if holds_examples(str(path), field):
+        examples = read_examples(str(path))
+        sizes = np.array([sum(len(segment.text) for segment in example) for example in examples])  # (n,)
+        facts = {"examples": len(examples), "characters": int(sizes.sum()), **_lengths("characters_per_example", sizes)}
+        return {**facts, "sha256": hash_of_examples(examples)}
     found = survey(read_pieces(str(path), field), str(path))
     digests, sizes = found.digests[~found.blank], found.sizes[~found.blank]
     return {

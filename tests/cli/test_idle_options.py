@@ -28,7 +28,8 @@ def test_refused(
     out = tmp_path / "run"
     assert main([*command, "--dataset-path", str(text_file), "--out-dir", str(out), *words]) == 2
     printed = capsys.readouterr()
-    assert printed.out == "" and printed.err.count("\n") == 1 and said in printed.err
+    assert (printed.out, printed.err.count("\n")) == ("", 1)
+    assert said in printed.err
     assert not out.exists()
 
 

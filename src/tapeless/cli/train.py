@@ -180,7 +180,7 @@ def train(
 def check_first_batch(trainer: "Trainer", display: "Display") -> bool:
     from tapeless.verify.first_batch import first_batch_findings
 
-    findings = list(first_batch_findings(trainer.model, *trainer.next_batch()[:2]))
+    findings = list(first_batch_findings(trainer.model, *trainer.next_batch()))
     display.verified(findings)
     return all(finding.ok for finding in findings)
 

@@ -130,7 +130,7 @@ class Trainer:
         documents: Tensor | None = None,  # (k*B, T) int64: attention stays inside each
     ) -> StepMetrics:
         if self.config.paranoid and (self.steps + 1) % self.config.paranoid == 0:
-            check_identities(self.model, tokens, targets, step=self.steps, first_sample=self.samples)
+            check_identities(self.model, tokens, targets, documents, step=self.steps, first_sample=self.samples)
         start = time.perf_counter()
         epoch, lr = self.loader.epoch_of(self.samples), self.learning_rate(self.steps)
         try:

@@ -29,6 +29,7 @@ from tapeless.optim.clip import grad_norm
 from tapeless.train.checkpoint import STATE_FIELDS, save_checkpoint, verify
 from tapeless.train.fastest import product_seconds, side
 from tapeless.train.graph import graphed_step
+from tapeless.train.room import nearest_folder
 from tapeless.train.runs import make_model
 from tapeless.train.step import optimizer_of, train_step
 from tapeless.train.summary import count
@@ -181,12 +182,9 @@ def extrapolated(depths: list[int], seconds: list[float], depth: int) -> float:
 
 def seconds_a_byte(out_dir: Path) -> float:
     """Of a checkpoint on the run's own disk: written and synced, hashed, and read once more by the rotation."""
-    folder = out_dir.absolute()
-    while not folder.exists():
-        folder = folder.parent
     tensor = torch.ones(WRITTEN)
     state = dict.fromkeys(STATE_FIELDS, 0)
-    with tempfile.TemporaryDirectory(prefix=".tapeless-", dir=folder) as scratch:
+    with tempfile.TemporaryDirectory(prefix=".tapeless-", dir=nearest_folder(out_dir)) as scratch:
         start = time.perf_counter()
         verify(save_checkpoint(Path(scratch), {"w": tensor}, {}, state))
         return (time.perf_counter() - start) / tensor.nbytes

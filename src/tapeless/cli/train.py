@@ -146,7 +146,7 @@ def train(
             on_event=record,
             before_save=record.log.sync,
             stopped=stop.requested,
-            base=config.data.get("base_sha256"),
+            base=config.data.get("base_sha256") if config.train.lora else None,
         )
         if resume:
             go_on(trainer, record, fallback=fallback, on_warning=display.warn)

@@ -119,13 +119,11 @@ def stop_of(train: TrainConfig) -> tuple[int, ...]:
 
 
 def _inherited(other: RunDir, run: RunDir, *, adapters: bool) -> dict[str, str]:
-    """What a run takes along from the one it begins with, beside the model: how it wants to be sampled, and as the base of
-    adapters the checkpoint itself, by name."""
+    """What a run takes along from the one it begins with, beside the model: how it wants to be sampled, and the checkpoint
+    itself, by name."""
     if (other.path / GENERATION).is_file():
         shutil.copy(other.path / GENERATION, run.path / GENERATION)
-    if not adapters:
-        return {}
-    if read_run_config(other.config).train.lora:
+    if adapters and read_run_config(other.config).train.lora:
         raise ConfigError(f"{other.path} holds adapters itself; first: tapeless merge {other.path} --out DIR")
     return named_base(load_checkpoint(other.checkpoints, on_warning=log.warning).path)
 

@@ -31,8 +31,12 @@ class Claims:
         self.rows.append({"claim": claim, "bound": bound, "measured": measured, "ok": bool(ok)})
         print(f"{'pass' if ok else 'MISS'}  {claim}\n      bound {bound}, measured {measured}", flush=True)
 
+    @property
+    def ok(self) -> bool:
+        return bool(self.rows) and all(row["ok"] for row in self.rows)
+
     def finish(self, **data: Any) -> NoReturn:
         RESULTS.mkdir(exist_ok=True)
         result = {"name": self.name, "machine": machine(), "claims": self.rows, **data}
         (RESULTS / f"{self.name}.json").write_text(json.dumps(result, indent=1) + "\n")
-        sys.exit(0 if self.rows and all(row["ok"] for row in self.rows) else 1)
+        sys.exit(0 if self.ok else 1)

@@ -264,5 +264,5 @@ if __name__ == "__main__":
             if not wanted or part.__name__ in wanted:
                 part(claims, folder)
     if wanted:
-        sys.exit(0)  # a part alone is a look, not a result
+        sys.exit(0 if claims.ok else 1)  # a part alone is a look, and stores no result
     claims.finish()

@@ -3,10 +3,9 @@
 The rate of each is chosen on seed 0; the seeds that count are others."""
 
 import statistics
-import sys
 
 import numpy as np
-from claim import Claims
+from claim import Claims, skip
 from training import SHAKESPEARE, load_average, of_kind, scratch, train
 
 from tapeless.config import ModelConfig, TrainConfig, load_preset
@@ -51,8 +50,7 @@ def milliseconds(preset: str) -> dict[str, float]:
 
 
 if not SHAKESPEARE.is_file():
-    print(f"skipped: {SHAKESPEARE} is not there")
-    sys.exit(0)
+    skip(f"{SHAKESPEARE} is not there")
 
 claims = Claims("muon")
 tuned: dict[str, dict[float, float]] = {}

@@ -4,9 +4,8 @@ nanoGPT itself: 1.886 over the whole validation part after 2,000 steps, 131 s in
 machine of this kind (../shared/data/README.md)."""
 
 import statistics
-import sys
 
-from claim import Claims
+from claim import Claims, skip
 from training import SHAKESPEARE, evaluation, load_average, scratch, steps, tapeless, train
 
 from tapeless.train.run_dir import RunDir
@@ -20,8 +19,7 @@ SEEDS, BOUND = (0, 1, 2), 1.90
 NANOGPT_LOSS, NANOGPT_SECONDS = 1.886, 131
 
 if not SHAKESPEARE.is_file():
-    print(f"skipped: {SHAKESPEARE} is not there")
-    sys.exit(0)
+    skip(f"{SHAKESPEARE} is not there")
 
 claims = Claims("shakespeare")
 rows = []

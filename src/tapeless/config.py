@@ -239,7 +239,7 @@ class TrainConfig:
             require(0 <= getattr(self, name) < INFINITY, name, "0 or more", getattr(self, name))
         for name in ("beta1", "beta2", "momentum", "ema_decay"):
             require(0 <= getattr(self, name) < 1, name, "in [0, 1)", getattr(self, name))
-        require(self.eps > 0, "eps", "above 0", self.eps)
+        require(0 < self.eps < INFINITY, "eps", "above 0", self.eps)
         seconds(self.max_time)
         require(self.lora_rank >= 0, "lora_rank", "0 or more", self.lora_rank)
         require(self.lora_alpha is None or 0 < self.lora_alpha < INFINITY, "lora_alpha", "above 0", self.lora_alpha)
@@ -248,8 +248,10 @@ class TrainConfig:
         if self.lora_rank and self.freeze:
             raise ConfigError("lora_rank freezes everything but its adapters: leave out freeze")
         require(0 <= self.seed < 2**63, "seed", "0 or more", self.seed)
-        for name in self.report_to.split(","):
-            if name not in REPORTERS and self.report_to != "none":
+        for name in self.report_to.split(",") if self.report_to != "none" else ():
+            if name == "none":
+                raise ConfigError(f"report_to {self.report_to!r}: none stands alone; leave it or the others out")
+            if name not in REPORTERS:
                 raise ConfigError(f"report_to {name!r} is unknown; {nearest(name, (*REPORTERS, 'none'))}")
         require(not self.nesterov or self.momentum > 0, "momentum", "above 0 for nesterov", self.momentum)
 
@@ -257,6 +259,28 @@ class TrainConfig:
     def lora(self) -> Lora | None:
         alpha = 2.0 * self.lora_rank if self.lora_alpha is None else self.lora_alpha
         return Lora(self.lora_rank, alpha, self.lora_targets) if self.lora_rank else None
+
+
+def refuse_idle(c: TrainConfig) -> None:
+    """Refuse what was asked for and would do nothing. Not a part of the configuration's own checks: a run of an earlier version
+    that has such a thing in its config.toml can still be read."""
+    usual = TrainConfig()
+    if not c.lora_rank and (c.lora_alpha is not None or c.lora_targets != usual.lora_targets):
+        raise ConfigError(
+            "lora_alpha and lora_targets are of adapters, and there are none: give lora_rank too, or leave them out"
+        )
+    if c.nesterov and c.optimizer in ("adamw", "adam"):
+        raise ConfigError(f"nesterov is for sgd and muon; {c.optimizer} has no such momentum: leave it out")
+    if c.dataset_path is not None and c.corpus != usual.corpus:
+        raise ConfigError(
+            f"corpus {c.corpus} is what to train on without a path, and dataset_path is given: leave one of them out"
+        )
+    if c.patience and not c.eval_every:
+        raise ConfigError(
+            "patience counts evaluations, and eval_every = 0 has one at the end alone: give eval_every, or leave it out"
+        )
+    if c.freeze and not c.freeze.strip(" ,"):
+        raise ConfigError(f"freeze = {c.freeze!r} names no parameter: leave it out")
 
 
 @dataclass(frozen=True)

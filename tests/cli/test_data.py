@@ -62,6 +62,7 @@ def test_they_are_readable_too(source: str, tmp_path: Path, capsys: pytest.Captu
         (["data", "prepare", "{source}", "--out", "{folder}/new", "--processes", "0"], "--processes must be at least 1"),
         (["data", "prepare", "{source}", "--out", "{folder}/new"], "no field `text`, got body"),
         (["data", "sample", "{folder}"], "no prepared data here"),
+        (["data", "sample", "{source}"], "no prepared data here"),
         (["data", "sample", "{folder}", "--count", "0"], "must be at least 1"),
         (["tokenizer", "train", "{source}", "--out", "{source}"], "is there already"),
         (["tokenizer", "train", "{folder}/nowhere", "--out", "{folder}/t.json"], "no such file or folder"),

@@ -90,3 +90,32 @@ def test_train_new_refuses_what_cannot_fit(
     assert main(["train", "new", *asked, "--anyway"]) == 0
     assert words in capsys.readouterr().err
     assert [event["step"] for event in read_metrics(run / "metrics.jsonl") if event["event"] == "step"] == [1, 2]
+
+
+def test_a_run_that_begins_with_another_has_its_model(text_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture):
+    other = tmp_path / "other"
+    usual = ["--dataset-path", str(text_file), "--max-steps", "1", "--no-verify", "--sample-tokens", "1", "--report-to", "none"]
+    assert main(["train", "new", *SMALL, *usual, "--out-dir", str(other)]) == 0
+    capsys.readouterr()
+    begin = ["--init-from", str(other), "--no-calibrate", "--json"]
+    whole, adapted = (estimated(capsys, *begin, *words) for words in ([], ["--lora-rank", "2"]))
+    assert whole["model"]["hidden_dim"] == 16
+    assert adapted["disk"]["checkpoint"] < whole["disk"]["checkpoint"]
+    assert adapted["memory"]["parts"]["gradients"] < whole["memory"]["parts"]["gradients"] / 5
+    files = sum(path.stat().st_size for path in (other / "checkpoints" / "step-00000001").iterdir())
+    assert 0 < whole["disk"]["checkpoint"] - files < 64 * 2**10
+    assert main(["estimate", "--init-from", str(tmp_path / "nothing")]) == 2
+    assert "is not the directory of a run" in capsys.readouterr().err
+
+
+def test_examples_are_counted_as_they_are_trained_on(tmp_path: Path, capsys: pytest.CaptureFixture):
+    data = tmp_path / "asked.jsonl"
+    lines = [json.dumps({"prompt": f"{i}?", "completion": "yes"}) for i in range(200)]
+    data.write_text("\n".join(lines) + "\n")
+    found = estimated(capsys, *SMALL, "--dataset-path", str(data), "--epochs", "1", "--no-calibrate", "--json")
+    assert found["steps"] == pytest.approx(200 * 0.9 / 8, abs=3)  # an example a row, however short
+
+
+def estimated(capsys: pytest.CaptureFixture, *words: str) -> dict:
+    assert main(["estimate", *words]) == 0
+    return json.loads(capsys.readouterr().out)

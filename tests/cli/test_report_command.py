@@ -52,6 +52,12 @@ def test_what_is_no_run_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "is not the directory of a run" in capsys.readouterr().err
 
 
+def test_a_directory_is_no_page(trained: tuple[Path, str], tmp_path: Path, capsys: pytest.CaptureFixture):
+    for out in (".", str(tmp_path)):
+        assert main(["report", str(trained[0]), "--out", out]) == 2
+        assert "is a directory; name the file" in capsys.readouterr().err
+
+
 def test_a_resume_goes_on_in_the_same_files(text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Stopped, and resumed from a checkpoint further back: page and table have every step once."""
     from tapeless.train.signals import StopSignals

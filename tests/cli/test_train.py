@@ -239,3 +239,8 @@ def test_muon_and_an_average_are_said(tmp_path: Path, text_file: Path, capsys: p
     assert re.search(r"bits per byte; averaged weights \d\.\d{4}", out)
     assert main(["train", "info", str(run)]) == 0
     assert ", averaged weights " in capsys.readouterr().out
+
+
+def test_a_name_that_no_disk_takes_is_one_line(text_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture):
+    assert main(["train", "new", "--dataset-path", str(text_file), "--out-dir", str(tmp_path / ("x" * 300))]) == 2
+    assert "cannot be made: File name too long" in capsys.readouterr().err

@@ -59,3 +59,11 @@ def test_samples_show_where_documents_begin(tmp_path: Path):
         assert window.replace("⟦document⟧", "") in data.tokenizer.decode(data.train)
     (whole,) = sample_windows(data, "val", 1, 10**6, seed=0)
     assert whole.count("⟦document⟧") == len(data.val_starts)
+
+
+def test_instructions(tmp_path: Path):
+    path = tmp_path / "asked.jsonl"
+    path.write_text('{"prompt": "ab", "completion": "c"}\n{"prompt": "", "completion": "d"}\n')
+    found = data_facts(path, "text")
+    assert (found["examples"], found["characters"]) == (2, 4)
+    assert found["characters_per_example"] == [1, 2, 3]

@@ -24,10 +24,12 @@ def test_a_line_through_two_depths():
     assert extrapolated([4], [2.0], 4) == 2.0
 
 
-def reduced(config, monkeypatch: pytest.MonkeyPatch, *, rate: float, room: int = PLENTY) -> list[tuple[int | None, int]]:
+def reduced(
+    config, monkeypatch: pytest.MonkeyPatch, *, rate: float, room: int = PLENTY, train: TrainConfig = TRAIN
+) -> list[tuple[int | None, int]]:
     """Layers and rows that are measured on a machine of `rate` FLOP/s."""
     monkeypatch.setattr(module, "product_seconds", lambda dtype, device: 2 * 512**3 / rate)
-    chosen = choose_reduced(config, TRAIN, memory_of(config, TRAIN), room)
+    chosen = choose_reduced(config, train, memory_of(config, train), room)
     assert all(each.train.grad_accum == 1 for each in chosen)
     return [(getattr(each.config, "num_layers", None), each.train.batch_size) for each in chosen]
 
@@ -44,6 +46,10 @@ def test_what_is_long_is_measured_with_fewer_layers_then_fewer_rows(monkeypatch:
     assert reduced(shallow, monkeypatch, rate=1.0) == [(1, 1), (2, 1)]
     assert reduced(replace(MODEL, num_layers=1), monkeypatch, rate=1.0) == [(1, 1)]
     assert reduced(SimpleLMConfig(), monkeypatch, rate=1.0) == [(None, 1)]
+
+
+def test_a_frozen_layer_need_not_be_among_the_fewer(monkeypatch: pytest.MonkeyPatch):
+    assert reduced(MODEL, monkeypatch, rate=1.0, train=replace(TRAIN, freeze="blocks.4.*")) == [(1, 1), (3, 1)]
 
 
 def test_what_cannot_be_measured_says_so(monkeypatch: pytest.MonkeyPatch):

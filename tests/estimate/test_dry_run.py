@@ -47,6 +47,33 @@ def test_adam_without_a_kernel_needs_a_root_and_decayed_gradients():
     assert adam.step - adam.parameters - adam.gradients - adam.state >= 8 * N
 
 
+ADAPTED = replace(TRAIN, init_from="a run", lora_rank=4)
+ADAPTERS = 2 * 2 * 4 * 64 + 2 * 4 * (64 + 32)  # of wq (64, 64) and wv (32, 64), two layers
+
+
+@pytest.mark.parametrize(
+    ("train", "trained", "written"),
+    [
+        (TRAIN, N, 3 * N),
+        (replace(TRAIN, ema_decay=0.9), N, 4 * N),
+        (replace(TRAIN, freeze="embed*"), N - 300 * 64, N + 2 * (N - 300 * 64)),
+        (ADAPTED, ADAPTERS, 3 * ADAPTERS),
+        (replace(ADAPTED, ema_decay=0.9, optimizer="muon"), ADAPTERS, 3 * ADAPTERS),
+    ],
+)
+def test_what_trains_and_what_a_checkpoint_holds_by_hand(train: TrainConfig, trained: int, written: int):
+    found = dry_run(MODEL, train, "reference")
+    assert found.gradients == 4 * trained
+    assert found.average == (4 * trained if train.ema_decay else 0)
+    assert found.checkpoint == 4 * written
+    assert found.step > found.parameters + found.gradients + found.state + found.average + found.saved
+
+
+def test_blocks_below_the_first_that_trains_keep_nothing():
+    whole, half, none = (dry_run(MODEL, replace(TRAIN, freeze=f), "reference") for f in ("", "embed*,blocks.0.*", "embed*,bl*"))
+    assert whole.saved - half.saved == half.saved - none.saved > 0
+
+
 class Real(Watch):
     """The same count of real tensors."""
 

@@ -36,6 +36,20 @@ def test_recomputing_saves_what_it_says():
     assert peaks == sorted(peaks, reverse=True)
 
 
+@pytest.mark.parametrize("ops", ["auto", "reference"])
+def test_every_dtype_of_a_cpu_has_an_estimate(ops: str):
+    peaks = [memory_of(MODEL, replace(TRAIN, ops=ops, dtype=dtype)).peak for dtype in ("bfloat16", "float32", "float64")]
+    assert min(peaks) > 0
+
+
+def test_a_moving_average_is_a_part_of_it():
+    plain, averaged = (memory_of(MODEL, replace(TRAIN, ops="reference", ema_decay=decay)) for decay in (0.0, 0.9))
+    assert "moving average" not in plain.parts
+    assert averaged.parts["moving average"] == averaged.parts["parameters"]
+    for phase in ("training step", "evaluation", "gradient check"):
+        assert averaged.phases[phase] - plain.phases[phase] == averaged.parts["moving average"]
+
+
 @pytest.mark.slow
 def test_a_real_process_takes_what_was_predicted():
     """Within 10 %, in a process of its own that has its kernels compiled; acceptance/estimate.py does it at more sizes."""

@@ -90,6 +90,7 @@ def test_a_frozen_parameter_that_is_written_by_hand_is_seen_in_bfloat16_too():
         ({"freeze": "*.wq"}, r"wq, .*wk, .*wv are one matrix .*; freeze blocks.0.attn.wk, blocks.0.attn.wv too"),
         ({"freeze": "embed*", "lora": Lora()}, "leave out freeze"),
         ({"lora": Lora(targets="wq,wx")}, "this model has no 'wx'"),
+        ({"lora": Lora(targets="all-linear,wq")}, "all-linear stands alone"),
         ({"lora": Lora(rank=14, targets="w_up")}, "lora_rank 14 is above the rank"),
         ({"lora": Lora(), "dtype": "fp8"}, "too narrow for products of eight bits"),
     ],

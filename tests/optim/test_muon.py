@@ -131,6 +131,16 @@ def test_the_state_is_one_momentum_a_matrix_and_two_moments_of_the_rest():
     assert set(state["exp_avg"]) == set(state["exp_avg_sq"]) == set(model.params) - HIDDEN
 
 
+@pytest.mark.parametrize(("freeze", "kept"), [("embed*,head*,*norm*", {"momentum"}), ("blocks.*", {"exp_avg", "exp_avg_sq"})])
+def test_what_has_no_parameter_is_no_part_of_the_state(freeze: str, kept: set[str]):
+    """A checkpoint could not hold it, and a resume would miss it."""
+    config = ModelConfig(vocab_size=7, hidden_dim=4, num_layers=1, num_heads=1, intermediate_dim=3, max_seq_len=4)
+    model = Transformer(config, freeze=freeze, ops="reference")
+    optimizer = Muon(model.params, model.grads)
+    optimizer.step()
+    assert set(optimizer.named_state()) == kept
+
+
 @pytest.mark.parametrize("name", ["final_norm.w", "blocks.0.attn.wx"])
 def test_what_is_no_matrix_is_refused(name: str):
     model = small_model()

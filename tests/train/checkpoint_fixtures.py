@@ -2,17 +2,44 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from tapeless.train.checkpoint import Checkpoint, save_checkpoint
+from tapeless.data.files import file_sha256, write_json
+from tapeless.train.checkpoint import MANIFEST, MODEL, OPTIM, STATE, Checkpoint, save_checkpoint
 
 
 def state_at(step: int, **changes: object) -> dict[str, object]:
     state = {"tokens": step * 64, "epoch": 1, "sample_index": step * 2, "seed": 7, "best_val_loss": 0.1 + 0.2, "best_step": 3}
     return state | {"step": step, "guard": {"losses": [1.5, 2.5e-17]}, "world_size": 1, "base": None} | changes
+
+
+# state.json as the first version of this format wrote it
+EARLIEST_STATE: dict[str, Any] = {
+    "format_version": 1,
+    "threads": 2,
+    "torch_version": "2.13.0+cpu",
+    "step": 4,
+    "tokens": 128,
+    "epoch": 0,
+    "sample_index": 8,
+    "seed": 0,
+    "best_val_loss": 5.455760478973389,
+    "best_step": 2,
+    "guard": {"evals_without_best": 0, "last_eval": 2},
+    "world_size": 1,
+}
+
+
+def rewrite_state(path: Path, state: dict[str, object]) -> None:
+    """Another state in a checkpoint, and a manifest that fits to it."""
+    write_json(path / STATE, state)
+    names = (MODEL, OPTIM, STATE)
+    listed = [{"name": name, "size": (path / name).stat().st_size, "sha256": file_sha256(path / name)} for name in names]
+    write_json(path / MANIFEST, {"files": listed})
 
 
 def tensors_at(step: int) -> tuple[dict[str, Tensor], dict[str, dict[str, Tensor]]]:

@@ -71,8 +71,9 @@ def test_whoever_loads_it_gets_the_merged_model(base: Path):
     assert unmerged.params["embed.w"].equal(tapeless.load(base).params["embed.w"])
 
 
-def test_a_resume_ends_where_an_unbroken_run_does(base: Path):
-    whole, cut = adapted(base, name="whole"), adapted(base, name="cut")
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])  # to muon, adapters are matrices and nothing else
+def test_a_resume_ends_where_an_unbroken_run_does(base: Path, optimizer: str):
+    whole, cut = (adapted(base, "--optimizer", optimizer, name=name) for name in ("whole", "cut"))
     shutil.rmtree(cut.checkpoints / "step-00000006")
     (cut.checkpoints / "latest").write_text("step-00000003\n")
     (cut.checkpoints / "best").unlink(missing_ok=True)
@@ -138,7 +139,7 @@ def test_another_base_is_refused(base: Path):
         tapeless.load(run.path)
     write_run(base, SHAPE, Transformer(SHAPE, seed=4).params, ByteTokenizer(), Generation(), [])
     assert other.is_dir()
-    with pytest.raises(CheckpointError, match="another model than the adapters were trained beside"):
+    with pytest.raises(CheckpointError, match="another model than the run began with"):
         tapeless.load(run.path)
 
 

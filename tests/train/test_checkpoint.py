@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from checkpoint_fixtures import assert_is, flip, save_at, silent, state_at, tensors_at
+from checkpoint_fixtures import EARLIEST_STATE, assert_is, flip, rewrite_state, save_at, silent, state_at, tensors_at
 from torch import Tensor
 
 from tapeless.config import ModelConfig
@@ -17,7 +17,9 @@ from tapeless.model.transformer import Transformer
 from tapeless.optim import AdamW
 from tapeless.train import checkpoint
 from tapeless.train.checkpoint import (
+    ADDED,
     FORMAT_VERSION,
+    STATE_FIELDS,
     Checkpoint,
     load_checkpoint,
     read_checkpoint,
@@ -283,13 +285,18 @@ def test_no_checkpoint_is_an_error_that_says_where(tmp_path: Path):
 
 def test_a_newer_format_is_refused_and_not_taken_for_damage(folder: Path):
     path = folder / "step-00000030"
-    write_json(path / "state.json", json.loads((path / "state.json").read_text()) | {"format_version": FORMAT_VERSION + 1})
-    listed = [{"name": n, "size": (path / n).stat().st_size, "sha256": file_sha256(path / n)} for n in FILES]
-    write_json(path / "MANIFEST.json", {"files": listed})
+    rewrite_state(path, json.loads((path / "state.json").read_text()) | {"format_version": FORMAT_VERSION + 1})
     with pytest.raises(CheckpointError, match=f"format version {FORMAT_VERSION + 1}.*upgrade") as refused:
         load_checkpoint(folder, on_warning=silent)
     assert not isinstance(refused.value, DamagedError)
     assert refused.value.exit_status == 2
+
+
+def test_a_state_from_before_a_field_came_is_whole(folder: Path):
+    assert {*EARLIEST_STATE, *ADDED} >= STATE_FIELDS  # whoever adds a field says what it means where it is not
+    path = folder / "step-00000030"
+    rewrite_state(path, EARLIEST_STATE | {"step": 30})
+    assert load_checkpoint(folder, on_warning=silent).state["base"] is None
 
 
 def test_tensor_files_are_as_readable_as_the_others(folder: Path):

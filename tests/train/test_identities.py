@@ -59,6 +59,17 @@ def test_so_do_the_kernels():
     check_identities(made(RMS, ops="cpu"), *batch(), step=0, first_sample=0)
 
 
+@pytest.mark.parametrize("ops", ["reference", "cpu"])
+def test_documents_that_are_kept_apart_do_not_see_each_other(ops: str):
+    model, (tokens, targets) = made(RMS, ops=ops), batch()
+    documents = (torch.arange(tokens.shape[1]) // 3).expand_as(tokens)
+    check_identities(model, tokens, targets, documents, step=0, first_sample=0)
+    attention = model.ops.attention
+    model.ops = replace(model.ops, attention=Op(lambda q, k, v, documents: attention.forward(q, k, v), attention.backward))
+    with pytest.raises(IdentityError, match="logits do not see other documents"):
+        check_identities(model, tokens, targets, documents, step=0, first_sample=0)
+
+
 def test_so_does_a_model_without_attention():
     model = build_model(SimpleLMConfig(vocab_size=V, hidden_dim=8, intermediate_dim=12))
     check_identities(model, *batch(), step=0, first_sample=0)

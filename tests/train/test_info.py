@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from run_fixtures import begin_run, config, play
 
-from tapeless.errors import ConfigError
+from tapeless.errors import ConfigError, DataError
+from tapeless.report.story import Story
 from tapeless.train.info import describe, run_facts
 from tapeless.train.run_dir import RunDir, RunLock, holder
 
@@ -144,6 +145,22 @@ def test_damage_is_left_to_resume(run: RunDir):
     assert run_facts(run.path)["latest"] is None
     shutil.rmtree(run.checkpoints)
     assert run_facts(run.path)["checkpoints"] == []
+
+
+def test_a_run_whose_log_is_gone_has_its_checkpoints(run: RunDir):
+    play(run)
+    run.metrics.unlink()
+    facts = run_facts(run.path)
+    assert (facts["state"], facts["step"]) == ("cut off", 12)
+    assert "begin at step 0" not in describe(facts)
+
+
+@pytest.mark.parametrize("event", [{"event": "step", "step": 1}, {"event": "eval", "step": 1}, {"event": "end", "step": 1}])
+def test_an_event_that_is_not_whole_is_one_line(run: RunDir, event: dict):
+    write(run, start(run), event)
+    for read in (run_facts, lambda path: Story.of(RunDir(path))):
+        with pytest.raises(DataError, match=r"metrics\.jsonl: damaged: an event lacks"):
+            describe(read(run.path))
 
 
 def test_not_a_run(tmp_path: Path):

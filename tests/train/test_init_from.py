@@ -10,7 +10,7 @@ import tapeless
 from tapeless.cli.main import main
 from tapeless.config import ModelConfig, TrainConfig
 from tapeless.data.tokenizer import ByteTokenizer
-from tapeless.errors import ConfigError
+from tapeless.errors import CheckpointError, ConfigError
 from tapeless.interop.generation import Generation
 from tapeless.interop.hf_export import export_hugging_face
 from tapeless.model.transformer import Transformer
@@ -67,6 +67,22 @@ def test_a_resume_without_a_checkpoint_begins_with_them_again(source: Path, tmp_
     assert main(["train", "resume", str(cut.path), "--json"]) == 0
     ends = [read_checkpoint(run.checkpoints / "step-00000004").params for run in (whole, cut)]
     assert all(ends[0][name].equal(w) for name, w in ends[1].items())
+
+
+def test_what_the_other_run_learns_later_is_not_begun_with(source: Path, tmp_path: Path):
+    words = ["--dataset-path", tmp_path / "text.txt", "--max-steps", "2"]
+    other = RunDir(tmp_path / "other")
+    assert train("--init-from", source, "--out-dir", other.path, *words) == 0
+    before = tapeless.load(other.path).store.flat.clone()
+    assert train("--init-from", other.path, "--out-dir", tmp_path / "run", *words) == 0
+    assert read_checkpoint(tmp_path / "run" / "checkpoints" / "step-00000002").state["base"] is None  # that is of adapters
+    assert main(["train", "resume", str(other.path), "--override", "max_steps=4", "--json"]) == 0
+    model, config = Transformer(SHAPE), read_run_config(tmp_path / "run" / "config.toml")
+    begin_with(model, RunDir(tmp_path / "no checkpoint yet"), config, on_warning=pytest.fail)
+    assert model.store.flat.equal(before)
+    shutil.rmtree(other.checkpoints / "step-00000002")
+    with pytest.raises(CheckpointError, match=r"the run began with .*step-00000002, which is not there"):
+        begin_with(model, RunDir(tmp_path / "no checkpoint yet"), config, on_warning=pytest.fail)
 
 
 def test_a_run_that_was_trained_here_will_do(source: Path, tmp_path: Path):

@@ -95,6 +95,16 @@ def test_a_gradient_that_an_op_makes_bad_under_a_finite_loss(tmp_path: Path, cal
     assert "loss 5." in said
 
 
+@pytest.mark.parametrize("ops", ["reference", "cpu"])
+def test_gradients_that_are_finite_and_whose_norm_is_not(tmp_path: Path, ops: str):
+    """Then there is no bad tensor, and none is made up."""
+    said = refused(a_trainer(tmp_path, build_model(replace(MODEL, z_loss=1e30), ops=ops)))
+    assert "gradient norm inf" in said
+    assert "first bad tensor: norm of all gradients = inf in the step" in said
+    assert "each is finite, their squares are too large" in said
+    assert "nan" not in said
+
+
 def test_the_gradient_of_a_weight_that_an_op_leaves_bad(tmp_path: Path):
     """wq, wk and wv are handed over as one matrix, and told apart."""
     model = build_model(MODEL, ops="reference")

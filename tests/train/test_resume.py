@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from checkpoint_fixtures import flip
+from checkpoint_fixtures import EARLIEST_STATE, flip, rewrite_state
 from run_fixtures import MODEL, begin_run, config, copy_of, events, final_bytes, play, state, text_of
 
 from tapeless.config import AnyModelConfig, SimpleLMConfig, TrainConfig
@@ -344,3 +344,18 @@ def test_over_several_token_files_as_over_one(tmp_path: Path):
     shutil.rmtree(tmp_path / "many")
     assert play(run, resume=True)[0] == "done"
     assert final_bytes(run) == final_bytes(whole)
+
+
+def test_a_run_of_an_earlier_version_goes_on(tmp_path: Path):
+    """Neither the base of adapters nor the guard against spikes is in its checkpoints."""
+    expected = unbroken(tmp_path, "float32")
+    run = begin_same(tmp_path, "float32", "earlier")
+    play(run, stopped=lambda trainer: trainer.steps >= 4)
+    path = run.checkpoints / "step-00000004"
+    found = state(path)
+    guard = {name: found["guard"][name] for name in EARLIEST_STATE["guard"]}
+    rewrite_state(path, {name: found[name] for name in EARLIEST_STATE} | {"guard": guard})
+    ending, trainer = play(run, resume=True)
+    assert (ending, trainer.resumed_from) == ("done", 4)
+    names = {"model.safetensors", "optim.safetensors"}  # the losses that the guard has not seen are not in its state
+    assert all(final_bytes(run)[name] == final_bytes(expected)[name] for name in names)

@@ -112,6 +112,40 @@ def test_a_broken_set_of_ops_is_caught(field: str, dtype: str, factor: float, mo
         assert {finding.oracle for finding in failed} == {"own float64"}
 
 
+def blind(op: Op) -> Op:
+    """Attention whose backward forgets where documents end."""
+    return Op(op.forward, lambda do, saved: op.backward(do, saved._replace(documents=None)))
+
+
+def test_documents_are_kept_apart_in_the_check_too(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(choose, "_BACKENDS", dict(choose._BACKENDS))
+    choose.register_ops("blind", replace(REFERENCE, attention=blind(REFERENCE.attention)))
+    config, (tokens, targets) = CONFIGS["llama"], batch(CONFIGS["llama"])
+    documents = (torch.arange(40) // 7).expand(3, 40)
+    for ops, checked in (("cpu", CHECKED), ("blind", CHECKED), ("cpu", 100), ("blind", 100)):
+        monkeypatch.setattr("tapeless.verify.first_batch.CHECKED", checked)
+        found = list(first_batch_findings(build_model(config, ops=ops), tokens, targets, documents))
+        assert all(finding.ok for finding in found) == (ops == "cpu")
+
+
+def test_documents_of_one_token_pass():
+    config, (tokens, targets) = CONFIGS["llama"], batch(CONFIGS["llama"])
+    found = first_batch_findings(build_model(config), tokens, targets, torch.arange(40).expand(3, 40))
+    assert [str(finding) for finding in found if not finding.ok] == []
+
+
+@pytest.mark.parametrize("prompt", [20, 32, 38])
+def test_behind_a_long_prompt_there_is_something_to_judge(prompt: int, monkeypatch: pytest.MonkeyPatch):
+    """The first 32 columns alone may hold no target, and every gradient of nothing is right."""
+    monkeypatch.setattr(choose, "_BACKENDS", dict(choose._BACKENDS))
+    choose.register_ops("broken", replace(REFERENCE, linear=swollen(REFERENCE.linear, 1.1)))
+    config, (tokens, targets) = CONFIGS["llama"], batch(CONFIGS["llama"])
+    targets[:, :prompt] = -100
+    for ops in ("cpu", "broken"):
+        found = list(first_batch_findings(build_model(config, ops=ops), tokens, targets))
+        assert all(finding.ok for finding in found) == (ops == "cpu")
+
+
 def test_a_wrong_reference_is_caught_by_the_complex_step(monkeypatch: pytest.MonkeyPatch):
     """Then the float64 copy is wrong in the same way, and only an oracle from outside can tell."""
     from tapeless.model import simple_lm

@@ -14,7 +14,7 @@ import json
 import sys
 from pathlib import Path
 
-from tapeless.cli.options import add_model_arguments, add_train_arguments, chosen
+from tapeless.cli.options import add_model_arguments, add_train_arguments, chosen_run
 
 HELP = "what a run will need: memory by part, arithmetic, time, disk"
 DOES_NOT_FIT = 2
@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    name, config, train = chosen(args)
+    name, config, train = chosen_run(args)
 
     from tapeless.estimate.record import estimate
     from tapeless.estimate.report import text

@@ -14,6 +14,7 @@ from tapeless.cli.options import add_no_fallback, add_weights_argument
 from tapeless.errors import ConfigError, UsageError
 
 HELP = "write a model for transformers or llama.cpp"
+SHARD = "5GB"
 UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9}
 
 
@@ -30,12 +31,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=("float32", "float16", "bfloat16", "q8_0"),
         help="of the matrices; q8_0 is 8 bits with a scale for every 32, in GGUF alone (default float32)",
     )
-    parser.add_argument("--shard-size", default="5GB", metavar="SIZE", help="hf: the largest file, such as 500MB (default 5GB)")
+    parser.add_argument("--shard-size", metavar="SIZE", help=f"hf: the largest file, such as 500MB (default {SHARD})")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    shard_bytes = size_in_bytes(args.shard_size)
+    shard_bytes = size_in_bytes(args.shard_size or SHARD)
+    if args.shard_size and args.to == "gguf":
+        raise UsageError("--shard-size is of a Hugging Face directory; a GGUF is one file: leave it out")
 
     from tapeless.config import ModelConfig
     from tapeless.data.tokenizer import load_tokenizer

@@ -20,6 +20,7 @@ from tapeless.config import (
     preset_names,
     preset_recipe,
     read_recipe,
+    refuse_idle,
 )
 from tapeless.errors import ConfigError, UsageError
 
@@ -105,7 +106,19 @@ def chosen(args: argparse.Namespace) -> Chosen:
         if table not in values:
             raise UsageError(f"--set {table}.{key}: unknown table; {nearest(table, values)}")
         values[table][key] = value
-    return Chosen(name, checked(kind, values[kind], name), checked("train", values["train"], name))
+    found = Chosen(name, checked(kind, values[kind], name), checked("train", values["train"], name))
+    refuse_idle(found.train)
+    return found
+
+
+def chosen_run(args: argparse.Namespace) -> Chosen:
+    """As chosen, with the model and the tokenizer of the run that it begins with, where it begins with one."""
+    found = chosen(args)  # first: a mistake is said at once, without waiting for torch
+    if not found.train.init_from:
+        return found
+    from tapeless.train.init_from import inherited
+
+    return Chosen(Path(found.train.init_from).resolve().name, *inherited(found.train, model_changes(args)))
 
 
 def model_changes(args: argparse.Namespace) -> dict[str, Any]:

@@ -6,6 +6,8 @@ tapeless report runs/a runs/b --out a-and-b.html     both in the same charts, an
 import argparse
 from pathlib import Path
 
+from tapeless.errors import UsageError
+
 HELP = "write a run's report.html, or compare runs in one"
 
 
@@ -24,6 +26,8 @@ def run(args: argparse.Namespace) -> int:
 
     runs = [RunDir.open(path) for path in args.run_dirs]
     out = args.out or (runs[0].report if len(runs) == 1 else Path("report.html"))
+    if out.is_dir():
+        raise UsageError(f"--out {out} is a directory; name the file, such as {out / 'report.html'}")
     write_page(out, [Story.of(run) for run in runs], names(args.run_dirs))
     print(f"{out}   {out.stat().st_size / 1000:,.0f} kB")
     return 0

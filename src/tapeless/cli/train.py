@@ -21,9 +21,8 @@ from tapeless.cli.options import (
     add_model_arguments,
     add_no_fallback,
     add_train_arguments,
-    chosen,
+    chosen_run,
     given,
-    model_changes,
     setting,
 )
 from tapeless.config import TrainConfig
@@ -68,12 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_new(args: argparse.Namespace) -> int:
-    name, model_config, train_config = chosen(args)  # first: a mistake is said at once, without waiting for torch
-    if train_config.init_from:
-        from tapeless.train.init_from import inherited
-
-        name = Path(train_config.init_from).resolve().name
-        model_config, train_config = inherited(train_config, model_changes(args))
+    name, model_config, train_config = chosen_run(args)
 
     from tapeless.report.reporters import check_packages
     from tapeless.train.display import make_display
@@ -156,7 +150,7 @@ def train(
             on_event=record,
             before_save=record.log.sync,
             stopped=stop.requested,
-            base=config.data.get("base_sha256"),
+            base=config.data.get("base_sha256") if config.train.lora else None,
         )
         if resume:
             go_on(trainer, record, fallback=fallback, on_warning=display.warn)
@@ -190,7 +184,7 @@ def train(
 def check_first_batch(trainer: "Trainer", display: "Display") -> bool:
     from tapeless.verify.first_batch import first_batch_findings
 
-    findings = list(first_batch_findings(trainer.model, *trainer.next_batch()[:2]))
+    findings = list(first_batch_findings(trainer.model, *trainer.next_batch()))
     display.verified(findings)
     return all(finding.ok for finding in findings)
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from tapeless.data.foreign import largest_id, read_header, token_files
+from tapeless.data.instructions import hash_of_examples, holds_examples, read_examples
 from tapeless.data.joined import Tokens
 from tapeless.data.pieces import Piece
 from tapeless.data.prepare import Dataset, open_prepared, read_record
@@ -21,7 +22,7 @@ from tapeless.data.tokenizer import CharTokenizer, Tokenizer
 
 
 def data_facts(path: Path, field: str) -> dict[str, Any]:
-    """Of prepared data, of token files of others, or of text."""
+    """Of prepared data, of token files of others, of instructions, or of text."""
     if (path / "data.json").is_file():
         return prepared_facts(path)
     if path.suffix == ".bin" and path.is_file():
@@ -37,6 +38,11 @@ def data_facts(path: Path, field: str) -> dict[str, Any]:
             "validation_tokens": sum(counts["val"]),
             "largest_id": max(largest_id(file) for of_part in files.values() for file in of_part),
         }
+    if holds_examples(str(path), field):
+        examples = read_examples(str(path))
+        sizes = np.array([sum(len(segment.text) for segment in example) for example in examples])  # (n,)
+        facts = {"examples": len(examples), "characters": int(sizes.sum()), **_lengths("characters_per_example", sizes)}
+        return {**facts, "sha256": hash_of_examples(examples)}
     found = survey(read_pieces(str(path), field), str(path))
     digests, sizes = found.digests[~found.blank], found.sizes[~found.blank]
     return {

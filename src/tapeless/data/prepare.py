@@ -208,17 +208,22 @@ def _write_part(part: Part, tokenizer: Tokenizer, folder: Path, name: str, proce
 
 def take_over(path: Path, config: TrainConfig, vocab_size: int | None, folder: Path) -> Dataset | None:
     """Data that is tokens already; None where it is text."""
-    if (path / "data.json").is_file():
+    prepared = (path / "data.json").is_file()
+    files = None if prepared else token_files(path)
+    if not prepared and files is None:
+        return None
+    if config.val_path is not None:
+        raise DataError(f"{path} is tokens already, those to validate on among them: leave out val_path")
+    if files is None:
         dataset = open_prepared(path)
         tokenizer = dataset.tokenizer
-        named = config.tokenizer in ("bytes", tokenizer.kind)  # bytes is the default
-        if not named and load_tokenizer(Path(config.tokenizer)).fingerprint != tokenizer.fingerprint:
+        same = config.tokenizer in ("bytes", tokenizer.kind)  # bytes is the default
+        if not same and config.tokenizer not in ("char", "bpe"):
+            same = load_tokenizer(Path(config.tokenizer)).fingerprint == tokenizer.fingerprint
+        if not same:
             raise DataError(f"{path}: is prepared with a tokenizer of its own; leave --tokenizer {config.tokenizer} out")
         names = [name for name in os.listdir(path) if name in {"data.json", *_data_files(path)}]
     else:
-        files = token_files(path)
-        if files is None:
-            return None
         pickled = (path / "meta.pkl").exists()  # so the ids are characters, by a table that is never read
         if config.tokenizer in ("char", "bpe") or (pickled and config.tokenizer == "bytes"):
             raise NO_TOKENIZER(path=path, pickle=", and meta.pkl is a pickle, which is never read" if pickled else "")
@@ -334,8 +339,10 @@ def read_record(folder: Path) -> dict[str, Any]:
     try:
         record = json.loads((folder / "data.json").read_text(encoding="utf-8"))
         version, whole = record["format_version"], record.keys() >= RECORD and record["synthetic"] in (None, *SOURCES)
-    except FileNotFoundError:
-        raise DataError(f"{folder}: no prepared data here: data.json is missing") from None
+    except (FileNotFoundError, NotADirectoryError):
+        raise DataError(f"{folder}: no prepared data here: data.json is missing; first: tapeless data prepare") from None
+    except OSError as error:
+        raise UNREADABLE(path=folder / "data.json", reason=error.strerror) from None
     except (ValueError, KeyError, TypeError):
         version, whole = FORMAT_VERSION, False
     if version != FORMAT_VERSION:

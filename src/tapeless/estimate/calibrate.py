@@ -29,6 +29,7 @@ from tapeless.optim.clip import grad_norm
 from tapeless.train.checkpoint import STATE_FIELDS, save_checkpoint, verify
 from tapeless.train.fastest import product_seconds, side
 from tapeless.train.graph import graphed_step
+from tapeless.train.room import nearest_folder
 from tapeless.train.runs import make_model
 from tapeless.train.step import optimizer_of, train_step
 from tapeless.train.summary import count
@@ -137,7 +138,8 @@ def choose_reduced(config: AnyModelConfig, train: TrainConfig, memory: Memory, r
     rows = train.batch_size
     while rows > 1 and seconds(Reduced(configs[-1], replace(one, batch_size=rows))) > OWN:
         rows = (rows + 1) // 2
-    chosen = [Reduced(each, replace(one, batch_size=rows, verify=False)) for each in configs]
+    # The layers that freeze names need not be among these: with all of them trained, the time is what it is at most.
+    chosen = [Reduced(each, replace(one, batch_size=rows, verify=False, freeze="")) for each in configs]
     need = sum(memory_of(*reduced).peak for reduced in chosen)
     if need > SHARE * room:
         raise NOT_MEASURABLE(need=gib(need), rows=count(rows, "row"), room=gib(room))
@@ -180,12 +182,9 @@ def extrapolated(depths: list[int], seconds: list[float], depth: int) -> float:
 
 def seconds_a_byte(out_dir: Path) -> float:
     """Of a checkpoint on the run's own disk: written and synced, hashed, and read once more by the rotation."""
-    folder = out_dir.absolute()
-    while not folder.exists():
-        folder = folder.parent
     tensor = torch.ones(WRITTEN)
     state = dict.fromkeys(STATE_FIELDS, 0)
-    with tempfile.TemporaryDirectory(prefix=".tapeless-", dir=folder) as scratch:
+    with tempfile.TemporaryDirectory(prefix=".tapeless-", dir=nearest_folder(out_dir)) as scratch:
         start = time.perf_counter()
         verify(save_checkpoint(Path(scratch), {"w": tensor}, {}, state))
         return (time.perf_counter() - start) / tensor.nbytes

@@ -19,10 +19,12 @@ from tapeless.kernels.dry import META, dry_ops
 from tapeless.model.build import AnyModel, build_model
 from tapeless.model.memory import saved_bytes
 from tapeless.model.params import DTYPES
+from tapeless.model.trained import checkpointed
+from tapeless.model.transformer import Transformer
 from tapeless.ops.linear_cross_entropy import CHUNK, chunk_rows
 from tapeless.optim.clip import grad_norm
 from tapeless.train.evaluate import rows_at_once
-from tapeless.train.step import optimizer_of
+from tapeless.train.step import ema_of, optimizer_of
 
 # torch loads sympy to find the strides of these, half a second and 40 MB; ours are contiguous.
 ALIKE = (torch.ops.aten.empty_like.default, torch.ops.aten.zeros_like.default)
@@ -80,6 +82,7 @@ class DryRun(NamedTuple):
     copy: int  # of the parameters, in the dtype of the products where that is another
     gradients: int
     state: int  # the optimizer's, and whatever else it keeps
+    average: int  # of the parameters, where one is kept
     saved: int  # activations, kept for backward
     logits: int  # of as many rows as are there at a time
     step: int  # the peak of a training step, with all of the above
@@ -97,33 +100,36 @@ def dry_run(config: AnyModelConfig, train: TrainConfig, ops: str) -> DryRun:
         before = watch.live
         optimizer = optimizer_of(model, train)
         state = watch.live - before
+        ema = ema_of(model, train)
+        average = watch.live - before - state
         T = train.seq_len or 1
         tokens = torch.empty(train.batch_size * train.grad_accum, T, dtype=torch.int64, device=META)
         windows = torch.empty(rows_at_once(T), T, dtype=torch.int64, device=META)
         targets = torch.empty_like(tokens)
         step = watch.peak_of(lambda: _step(model, optimizer, tokens, targets, train))
         evaluation = watch.peak_of(lambda: model.loss(windows, windows, num_targets=1, check=False))
-        held = [*model.params.values(), *(x for views in optimizer.named_state().values() for x in views.values())]
+        kept = [checkpointed(model.params), *optimizer.named_state().values(), *([] if ema is None else [ema.named()])]
     N, itemsize = train.batch_size * T, store.compute_flat.element_size()
     rows = double.logits_rows(N, config.vocab_size) if double else min(N, chunk_rows(config.vocab_size, CHUNK))
-    saved = _saved(config, train)
+    saved = _saved(config, train, lowest=model.lowest if isinstance(model, Transformer) else 0)
     return DryRun(
         parameters=store.flat.nbytes,
         copy=0 if store.compute_flat is store.flat else store.compute_flat.nbytes,
         gradients=gradients,
         state=state,
+        average=average,
         saved=saved,
         logits=(rows if isinstance(config, ModelConfig) else N) * config.vocab_size * itemsize,
         step=step,
         evaluation=evaluation,
-        checkpoint=sum(x.nbytes for x in held),
+        checkpoint=sum(x.nbytes for views in kept for x in views.values()),
     )
 
 
 def _model(config: AnyModelConfig, train: TrainConfig, ops: Any) -> AnyModel:
     options: dict[str, Any] = {"device": META, "dtype": train.dtype, "initialized": False}
     if isinstance(config, ModelConfig):
-        options |= {"ops": "reference", "recompute": train.recompute}
+        options |= {"ops": "reference", "recompute": train.recompute, "freeze": train.freeze, "lora": train.lora}
         options["dtype"] = "bfloat16" if train.dtype == "fp8" else train.dtype  # whose tensors are the same
     model = build_model(config, **options)
     if ops is not None:
@@ -139,10 +145,13 @@ def _step(model: AnyModel, optimizer: Any, tokens: Tensor, targets: Tensor, trai
     optimizer.step(scale=0.5, copy=model.store.copy)
 
 
-def _saved(config: AnyModelConfig, train: TrainConfig) -> int:
+def _saved(config: AnyModelConfig, train: TrainConfig, *, lowest: int) -> int:
+    """lowest: the first block that keeps anything."""
     assert train.seq_len is not None
     if isinstance(config, ModelConfig):
-        return sum(saved_bytes(config, train.batch_size, train.seq_len, train.recompute, train.dtype).values())
+        found = saved_bytes(config, train.batch_size, train.seq_len, train.recompute, train.dtype)
+        unkept = tuple(f"blocks.{i}." for i in range(lowest))
+        return sum(size for name, size in found.items() if not name.startswith(unkept))
     # SimpleLM: the embedding, the hidden layer before and behind its activation
     itemsize = DTYPES[train.dtype][1].itemsize
     return train.batch_size * train.seq_len * (2 * config.hidden_dim + 2 * config.intermediate_dim) * itemsize

@@ -1,7 +1,8 @@
 """The memory of a run by part, and of everything that it does beside its steps.
 
-    step            parameters, gradients, optimizer state, the copy in bfloat16, saved activations, logits, working buffers,
-                    all from the dry run; and what libraries and compiled kernels take when they are first used
+    step            parameters, gradients, optimizer state, their moving average, the copy in bfloat16, saved activations,
+                    logits, working buffers, all from the dry run; and what libraries and compiled kernels take when they
+                    are first used
     evaluation      the same forward on its own windows
     gradient check  before the first step, on the host: a judge in float64 (16 bytes a parameter), its twin in complex128 (16),
                     two directions (16), the one it goes along beside the one before (16), and its own libraries
@@ -53,6 +54,7 @@ def memory_of(config: AnyModelConfig, train: TrainConfig) -> Memory:
         "parameters": found.parameters,
         "gradients": found.gradients,
         "optimizer state": found.state,
+        "moving average": found.average,
         "bfloat16 copy": found.copy,
         "saved activations": found.saved,
         "logits": found.logits,
@@ -62,11 +64,16 @@ def memory_of(config: AnyModelConfig, train: TrainConfig) -> Memory:
     if on_host and ops not in ("cpu", "triton"):
         # The C library keeps pieces of what plain torch lets go, about as much again as is needed at a time.
         parts["pieces kept"] = working
-    parts["libraries"] = LIBRARIES.get((ops, train.dtype), LIBRARIES["cpu", train.dtype]) if on_host else OF_A_GPU
+    parts["libraries"] = libraries(ops, train.dtype) if on_host else OF_A_GPU
     step = sum(parts.values())
     phases = {"training step": step, "evaluation": found.evaluation + step - found.step}
     if train.verify and on_host and num_params(config) <= CHECKED:
-        held = ("parameters", "gradients", "optimizer state", "bfloat16 copy", "libraries")
+        held = ("parameters", "gradients", "optimizer state", "moving average", "bfloat16 copy", "libraries")
         phases["gradient check"] = sum(parts[name] for name in held) + JUDGE * num_params(config) + OF_THE_CHECK
     parts = {name: size for name, size in parts.items() if size}
     return Memory(train.device, ops, parts, phases, used_bytes("cpu") if on_host else 0, found.checkpoint)
+
+
+def libraries(ops: str, dtype: str) -> int:
+    """A set of somebody else's is taken for the built-in one, or in float64, which that one has not, for the reference."""
+    return next(LIBRARIES[name, dtype] for name in (ops, "cpu", "reference") if (name, dtype) in LIBRARIES)

@@ -10,13 +10,14 @@ from typing import Any
 from tapeless.bench.mfu import step_flops
 from tapeless.bench.task import num_params
 from tapeless.config import AnyModelConfig, TrainConfig
-from tapeless.data.loader import Loader
+from tapeless.data.batches import training_batches
 from tapeless.data.prepare import prepare
 from tapeless.estimate.calibrate import calibrate, duration_of
 from tapeless.estimate.disk import disk_of
 from tapeless.estimate.fit import obstacles
 from tapeless.estimate.memory import memory_of
 from tapeless.train.room import available_bytes, free_disk
+from tapeless.train.runs import stop_of
 from tapeless.train.trainer import total_steps
 
 Record = dict[str, Any]
@@ -28,8 +29,8 @@ def planned_steps(config: AnyModelConfig, train: TrainConfig) -> int:
         return total_steps(train, 0)
     assert train.seq_len is not None
     with tempfile.TemporaryDirectory(prefix="tapeless-") as folder:
-        data = prepare(train, config.vocab_size, Path(folder))
-        loader = Loader(data.train, train.seq_len, train.batch_size * train.grad_accum, train.seed)
+        data = prepare(train, config.vocab_size, Path(folder), end=stop_of(train))
+        loader = training_batches(data, train.seq_len, train.batch_size * train.grad_accum, train.seed)
         return total_steps(train, loader.num_windows)
 
 

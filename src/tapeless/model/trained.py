@@ -64,6 +64,8 @@ def adapter_specs(specs: Sequence[ParamSpec], lora: Lora) -> list[ParamSpec]:
     present = [kind for kind in LINEAR if any(_kind(spec) == kind for spec in specs)]
     targets = present if lora.targets == "all-linear" else [target.strip() for target in lora.targets.split(",")]
     for target in targets:
+        if target == "all-linear":
+            raise ConfigError(f"lora_targets {lora.targets!r}: all-linear stands alone; leave it or the others out")
         if target not in present:
             raise ConfigError(f"lora_targets: this model has no {target!r}; {nearest(target, ['all-linear', *present])}")
     found = []

@@ -96,7 +96,7 @@ class Transformer:
         return self.store.trained.parts(self.store.flat_grads)
 
     @cached_property
-    def _lowest(self) -> int:
+    def lowest(self) -> int:
         """The first block that backward has to reach: nothing below it trains. 0 where an embedding does."""
         parts = self.store.trained.parts(self.store.flat)
         blocks = [i for i in range(self.config.num_layers) if f"blocks.{i}" in parts]
@@ -283,7 +283,7 @@ class Transformer:
 
         dx = call.ops.add_norm[c.norm].backward(None, dn, kept.final_norm, *p.final_norm, *g.final_norm)
         ready("head")
-        for i in reversed(range(self._lowest, c.num_layers)):
+        for i in reversed(range(self.lowest, c.num_layers)):
             dx = block_backward(dx, kept.blocks.pop(), p.blocks[i], g.blocks[i], call, i)
             ready(f"blocks.{i}")
         if "embed" not in self._grad_parts:
@@ -305,7 +305,7 @@ class Transformer:
         blocks = []
         for i in range(c.num_layers):
             x, delta, saved = block_forward(x, delta, p.blocks[i], call, i)
-            if keep and i >= self._lowest:
+            if keep and i >= self.lowest:
                 blocks.append(saved)
         _, n, final_norm = self.ops.add_norm[c.norm].forward(x, delta, *p.final_norm, eps=c.norm_eps)
         return n, Kept(call, self.store.version, (), embed, blocks, final_norm, None, None, None, None)

@@ -123,4 +123,5 @@ class Muon(AdamW):
         """The momenta of the matrices lie where AdamW has first moments; second moments there are none of them."""
         moments = super().named_state()
         rest = {key: {name: x for name, x in views.items() if name not in self._matrices} for key, views in moments.items()}
-        return {"momentum": dict(self._momenta), **rest}
+        groups = {"momentum": dict(self._momenta), **rest}
+        return {key: views for key, views in groups.items() if views}  # a checkpoint has no place for a group of nothing

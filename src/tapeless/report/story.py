@@ -13,7 +13,7 @@ from datetime import datetime
 from typing import Any
 
 from tapeless.report.buckets import Buckets, rounded
-from tapeless.train.metrics_log import read_metrics
+from tapeless.train.metrics_log import as_written, read_metrics
 from tapeless.train.run_config import read_run_config
 from tapeless.train.run_dir import RunDir
 
@@ -55,8 +55,9 @@ class Story:
         """All that a run has told so far."""
         story = cls(run)
         if run.metrics.is_file():
-            for event in read_metrics(run.metrics):
-                story.take(event)
+            with as_written(run.metrics):
+                for event in read_metrics(run.metrics):
+                    story.take(event)
         return story
 
     def take(self, event: Mapping[str, Any]) -> None:

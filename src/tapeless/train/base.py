@@ -1,9 +1,10 @@
-"""The base of a run that trains adapters: the checkpoint they stand beside, named by its place and by the hash of its weights.
+"""The base of a run that begins with another: the checkpoint it begins with, named by its place and by the hash of its weights.
 
-    config.toml   [data] base_checkpoint, base_sha256          state.json   base (the hash)
-A checkpoint of such a run holds the adapters alone. Whoever reads it finds the base again here, whatever has become of its run,
-or is told what is missing.
-Judged by: tests/train/test_adapter_runs.py."""
+    config.toml   [data] base_checkpoint, base_sha256          state.json   base (the hash), of adapters
+A checkpoint of a run that trains adapters holds those alone. Whoever reads it finds the base again here, whatever has become of
+its run, or is told what is missing. Any other run needs its base until its own first checkpoint, and must not begin a second
+time with what the other run has learned since.
+Judged by: tests/train/test_adapter_runs.py, tests/train/test_init_from.py."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -27,17 +28,17 @@ def named_base(checkpoint: Path) -> dict[str, str]:
 
 def base_weights(data: Mapping[str, str]) -> dict[str, Tensor]:
     """The weights that a run's configuration names, and no others."""
+    return base_checkpoint(data).params
+
+
+def base_checkpoint(data: Mapping[str, str]) -> Checkpoint:
     path = Path(data[PLACE])
     if not path.is_dir():
-        raise CheckpointError(
-            f"the adapters stand beside {path}, which is not there; put it back, or name its new place in [data]"
-        )
+        raise CheckpointError(f"the run began with {path}, which is not there; put it back, or name its new place in [data]")
     found = file_sha256(path / MODEL)
     if found != data[HASH]:
-        raise CheckpointError(
-            f"{path} is another model than the adapters were trained beside: {found[:12]}, not {data[HASH][:12]}"
-        )
-    return read_checkpoint(path).params
+        raise CheckpointError(f"{path} is another model than the run began with: {found[:12]}, not {data[HASH][:12]}")
+    return read_checkpoint(path)
 
 
 def with_base(checkpoint: Checkpoint, config: RunConfig) -> Checkpoint:

@@ -28,6 +28,7 @@ from tapeless.train.tensor_file import tensor_file
 FORMAT_VERSION = 1
 MODEL, OPTIM, STATE, MANIFEST = "model.safetensors", "optim.safetensors", "state.json", "MANIFEST.json"
 STATE_FIELDS = {"step", "tokens", "epoch", "sample_index", "seed", "best_val_loss", "best_step", "guard", "world_size", "base"}
+ADDED = {"base": None}  # fields that came later, and what a checkpoint from before them means
 STEP_NAME = re.compile(r"step-(\d{8,})")
 
 
@@ -156,7 +157,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
     names = verify(path)
     optim: dict[str, dict[str, Tensor]] = {}
     try:
-        state = json.loads((path / STATE).read_bytes())
+        state = ADDED | json.loads((path / STATE).read_bytes())
         if state["format_version"] > FORMAT_VERSION:
             raise NEWER_FORMAT(path=path, version=state["format_version"], known=FORMAT_VERSION)
         if not {MODEL, OPTIM} <= names or not state.keys() >= STATE_FIELDS:

@@ -4,7 +4,7 @@
     RMSNorm, LayerNorm       <x, dx> = 0 but for eps; LayerNorm also sum dx = 0
     rotation                 keeps the length of every q and k, and leaves v alone, bit for bit
     embedding                rows that no token used have a gradient of 0 exactly
-    causality                logits do not see later tokens, bit for bit
+    causality                logits do not see later tokens, nor other documents that are kept apart, bit for bit
 They need no oracle and no second model, only one more pass over a few rows of the batch, beside the step: what is trained is
 the same bit for bit. A wrong kernel, a wrong build or memory that has gone bad does not keep them.
 Judged by: tests/train/test_identities.py."""
@@ -45,12 +45,14 @@ def check_identities(
     model: AnyModel,
     tokens: Tensor,  # (B, T) int64
     targets: Tensor,  # (B, T) int64
+    documents: Tensor | None = None,  # (B, T) int64: attention stays inside each
     *,
     step: int,
     first_sample: int,
 ) -> None:
     """Raise where one does not hold. Overwrites the gradients."""
-    bad = next((v for v in identities(model, tokens, targets, step, first_sample) if not v.error <= v.bound), None)
+    checked = identities(model, tokens, targets, documents, step=step, first_sample=first_sample)
+    bad = next((v for v in checked if not v.error <= v.bound), None)
     if bad is not None:
         raise IdentityError(
             f"step {step + 1}: {bad.identity} does not hold in {bad.layer}: error {bad.error:.1e}, bound {bad.bound:.0e}; "
@@ -58,16 +60,18 @@ def check_identities(
         )
 
 
-def identities(model: AnyModel, tokens: Tensor, targets: Tensor, step: int, first_sample: int) -> Iterator[Checked]:
-    tokens, targets = tokens[:ROWS], targets[:ROWS]
+def identities(
+    model: AnyModel, tokens: Tensor, targets: Tensor, documents: Tensor | None = None, *, step: int, first_sample: int
+) -> Iterator[Checked]:
+    tokens, targets, documents = tokens[:ROWS], targets[:ROWS], None if documents is None else documents[:ROWS]
     found: list[Checked] = []
     model.zero_grads()
     if isinstance(model, Transformer):
         look = _Look(model, targets, found)
         with watched(model, look):
-            model.forward_backward(tokens, targets, step=step, first_sample=first_sample)
+            model.forward_backward(tokens, targets, step=step, first_sample=first_sample, documents=documents)
         yield from found
-        yield from _causality(model, tokens[:1])
+        yield from _causality(model, tokens[:1], None if documents is None else documents[:1])
     else:
         model.forward_backward(tokens, targets)
     yield from _unused_rows(model, tokens)
@@ -132,13 +136,19 @@ class _Look:
             self._add("sum of dx = 0 of LayerNorm", seen.layer, error, self.bound)
 
 
-def _causality(model: Transformer, tokens: Tensor) -> Iterator[Checked]:  # (1, T)
-    half = tokens.shape[1] // 2
+def _causality(model: Transformer, tokens: Tensor, documents: Tensor | None) -> Iterator[Checked]:  # (1, T) both
+    whole, half = model.logits(tokens, documents=documents), tokens.shape[1] // 2
+
+    def changed(where: Tensor) -> Tensor:  # (T,) bool -> (T,) bool: whose logits are others when these tokens are
+        other = torch.where(where, (tokens + 1) % model.config.vocab_size, tokens)
+        return (model.logits(other, documents=documents) != whole).any(-1)[0]
+
     if half:
-        other = tokens.clone()
-        other[:, half:] = (other[:, half:] + 1) % model.config.vocab_size
-        seen = (model.logits(tokens)[:, :half] != model.logits(other)[:, :half]).sum()
-        yield Checked("logits do not see later tokens", "the model", float(seen), 0.0)
+        later = torch.arange(tokens.shape[1], device=tokens.device) >= half  # (T,)
+        yield Checked("logits do not see later tokens", "the model", float((changed(later) & ~later).sum()), 0.0)
+    if documents is not None:
+        first = documents[0] == documents[0, 0]  # (T,)
+        yield Checked("logits do not see other documents", "the model", float((changed(first) & ~first).sum()), 0.0)
 
 
 def _unused_rows(model: AnyModel, tokens: Tensor) -> Iterator[Checked]:

@@ -12,8 +12,8 @@ from typing import Any
 from tapeless.config import KINDS, TrainConfig, checked
 from tapeless.errors import DamagedError
 from tapeless.train.checkpoint import checkpoints, pointed
-from tapeless.train.metrics_log import read_metrics
-from tapeless.train.run_config import read_run_config
+from tapeless.train.metrics_log import as_written, read_metrics
+from tapeless.train.run_config import RunConfig, read_run_config
 from tapeless.train.run_dir import RunDir, holder
 from tapeless.train.summary import Row, count, duration, model_words, next_commands, optimizer_words
 
@@ -23,13 +23,17 @@ NEVER_BEGUN, RUNNING, CUT_OFF, DIVERGED, IMPORTED = "never begun", "running", "c
 
 def run_facts(path: str | Path) -> dict[str, Any]:
     run = RunDir.open(path)
-    config = read_run_config(run.config)
+    with as_written(run.metrics):
+        return _facts(run, read_run_config(run.config))
+
+
+def _facts(run: RunDir, config: RunConfig) -> dict[str, Any]:
     events = list(read_metrics(run.metrics)) if run.metrics.is_file() else []
     steps = [event for event in events if event["event"] == "step"]
     evals = [event for event in events if event["event"] == "eval"]
     begun = [event for event in events if event["event"] in ("start", "resume")]
     best = [e for e in evals if isinstance(e["val_loss"], float)]  # what is not a number stands there as text
-    held_by = holder(run.lock)
+    held_by, saved = holder(run.lock), list(checkpoints(run.checkpoints))
     total = begun[-1]["total_steps"] if begun else config.train.max_steps
     return {
         "path": str(run.path),
@@ -38,9 +42,9 @@ def run_facts(path: str | Path) -> dict[str, Any]:
         "parameters": begun[-1]["parameters"] if begun else None,
         "baselines": begun[-1]["baselines"] if begun else None,
         "floor": begun[-1]["floor"] if begun else None,
-        "state": RUNNING if held_by else IMPORTED if config.imported else ending(events),
+        "state": RUNNING if held_by else IMPORTED if config.imported else ending(events, saved),
         "held_by": held_by,
-        "step": steps[-1]["step"] if steps else 0,
+        "step": steps[-1]["step"] if steps else max(saved, default=0),
         "total_steps": total,
         "tokens": steps[-1]["tokens"] if steps else 0,
         "seconds": sum(event["step_seconds"] for event in steps),
@@ -51,7 +55,7 @@ def run_facts(path: str | Path) -> dict[str, Any]:
         "recent_loss": math.fsum(float(event["loss"]) for event in steps[-RECENT:]) / len(steps[-RECENT:]) if steps else None,
         "last_eval": evals[-1] if evals else None,
         "best_eval": min(best, key=lambda event: event["val_loss"]) if best else None,
-        "checkpoints": list(checkpoints(run.checkpoints)),
+        "checkpoints": saved,
         "latest": marked(run.checkpoints, "latest"),
         "best": marked(run.checkpoints, "best"),
         "skipped": sum("skipped" in event for event in events),
@@ -66,10 +70,11 @@ def source_of(data: Path) -> str | None:
         return None  # as above: resume says what is wrong with it
 
 
-def ending(events: list[dict[str, Any]]) -> str:
-    """How a run that nobody holds came to its end: as its last event says, or without a word."""
+def ending(events: list[dict[str, Any]], saved: list[int]) -> str:
+    """How a run that nobody holds came to its end: as its last event says, or without a word. One that has checkpoints was
+    begun, whatever has become of its log."""
     if not events:
-        return NEVER_BEGUN
+        return CUT_OFF if saved else NEVER_BEGUN
     last = events[-1]
     if last["event"] == "end":
         return last["reason"]
@@ -138,7 +143,7 @@ def training_words(train: TrainConfig) -> str:
 
 
 def progress_rows(facts: dict[str, Any]) -> list[Row]:
-    if not facts["step"]:
+    if not facts["step"] or facts["begun"] is None:  # or the log is gone
         return []
     begun = when(facts["begun"])
     resumed = f", resumed {count(facts['resumes'], 'time')}" if facts["resumes"] else ""

@@ -16,7 +16,7 @@ from tapeless.errors import ConfigError, InputError
 from tapeless.interop.hf_import import is_hugging_face, read_model
 from tapeless.model.build import AnyModel
 from tapeless.model.trained import plain
-from tapeless.train.base import base_weights
+from tapeless.train.base import HASH, base_checkpoint, base_weights, with_base
 from tapeless.train.checkpoint import checkpoints, restore
 from tapeless.train.imported import asked_tokenizer, tokenizer_for
 from tapeless.train.run_config import RunConfig, read_run_config
@@ -65,10 +65,14 @@ def _changed(model: AnyModelConfig, where: Path, asked: Mapping[str, Any]) -> An
 
 
 def begin_with(model: AnyModel, run: RunDir, config: RunConfig, *, on_warning: Callable[[str], None]) -> None:
-    """The weights that the run begins with, in place of the initial ones: the newest of the other run, or the base of
-    adapters, which no checkpoint of their own holds."""
+    """The weights that the run begins with, in place of the initial ones: those that were the newest of the other run when this
+    one began. No checkpoint of adapters holds them, so that these need them again with each resume."""
     if config.train.lora:
         restore(plain(model.params), base_weights(config.data), Path(config.data["base_checkpoint"]))
     elif config.train.init_from and not checkpoints(run.checkpoints):
-        checkpoint = saved_weights(RunDir.open(config.train.init_from), on_warning=on_warning)
+        other = RunDir.open(config.train.init_from)
+        if HASH in config.data:
+            checkpoint = with_base(base_checkpoint(config.data), read_run_config(other.config))
+        else:  # begun by a version that did not name it
+            checkpoint = saved_weights(other, on_warning=on_warning)
         restore(model.params, checkpoint.params, checkpoint.path)

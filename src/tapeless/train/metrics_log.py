@@ -13,11 +13,12 @@ import math
 import os
 import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
 from tapeless.data.files import atomic_write, reason, unused, writing
-from tapeless.errors import DataError
+from tapeless.errors import DataError, TapelessError
 
 NEWLINE = b"\n"
 log = logging.getLogger("tapeless")
@@ -35,6 +36,17 @@ def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
             yield event
         elif number < len(lines):
             raise DataError(f"{path}:{number}: expected a line of JSON, got {line[:40]!r}")
+
+
+@contextmanager
+def as_written(path: Path) -> Iterator[None]:
+    """Around whoever takes events apart: one that is JSON and still not what was written here is the file's fault."""
+    try:
+        yield
+    except TapelessError:
+        raise
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise DataError(f"{path}: damaged: an event lacks what belongs to it, or has it of another kind: {error!r}") from error
 
 
 def _event(line: bytes) -> dict[str, Any] | None:

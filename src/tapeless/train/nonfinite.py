@@ -5,6 +5,7 @@ batch is computed once more with every op watched. A bad weight is named as such
 the second time is clean, the fault was not the arithmetic's (a bit that flipped), and the bad gradient is named that was there.
 Judged by: tests/train/test_nonfinite.py, acceptance/guards.py."""
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,6 +19,7 @@ from tapeless.model.params import ParamStore
 from tapeless.model.transformer import Transformer
 from tapeless.model.watch import Seen, watched
 from tapeless.ops.cross_entropy import valid_targets
+from tapeless.optim.clip import grad_norm
 from tapeless.train.step import micro_batches
 
 
@@ -47,6 +49,7 @@ def first_bad_tensor(
 ) -> BadTensor:
     """Of a step that went bad and left its gradients as they were. Overwrites them."""
     weight = _bad_view(model.params)
+    norm = float((model.ops.grad_norm or grad_norm)(model.store.flat_grads))
     left = _bad_view({name: model.grads[name] for name in reversed(list(model.grads))})  # as backward comes to them
     shown, again = None, ""
     if isinstance(model, Transformer):
@@ -65,6 +68,10 @@ def first_bad_tensor(
     if left is not None:
         name, index, value = left
         return BadTensor(f"gradient of {name}", _owner(name), "", index, value, again)
+    if not math.isfinite(norm):
+        return BadTensor(
+            "norm of all gradients", "the step", "", (), norm, f"{again}; each is finite, their squares are too large"
+        )
     return BadTensor("loss", "head", "", (), float("nan"), again)
 
 

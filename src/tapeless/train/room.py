@@ -29,10 +29,15 @@ def available_bytes(device: str) -> int:
 
 def free_disk(path: Path) -> int:
     """Bytes that may be written where `path` is, or where it would be made."""
+    return shutil.disk_usage(nearest_folder(path)).free
+
+
+def nearest_folder(path: Path) -> Path:
+    """The path itself, or what is there of it. Whoever makes the rest says what is wrong with its name."""
     folder = path.absolute()
-    while not folder.exists():
+    while not os.path.exists(folder):  # which says no of a name that is too long, where Path.exists raises
         folder = folder.parent
-    return shutil.disk_usage(folder).free
+    return folder
 
 
 def _of_the_machine() -> int:

@@ -99,8 +99,7 @@ def begin(
     try:
         prepare_process(train_config)
         train_config = _with_run(resolved(model_config, train_config), run, argv)
-        end = generation_of(RunDir.open(train_config.init_from)).stop[:1] if train_config.init_from else ()
-        data = prepare(train_config, model_config.vocab_size, run.path, end=end)
+        data = prepare(train_config, model_config.vocab_size, run.path, end=stop_of(train_config))
         named = {"tokenizer_hash": data.tokenizer.fingerprint, "dataset_fingerprint": data.fingerprint}
         if train_config.init_from:
             named |= _inherited(RunDir.open(train_config.init_from), run, adapters=train_config.lora is not None)
@@ -126,14 +125,17 @@ def _with_run(train: TrainConfig, run: RunDir, argv: Sequence[str]) -> TrainConf
     return replace(train, init_from=str(found.run.path), tokenizer=str(found.run.tokenizer))
 
 
+def stop_of(train: TrainConfig) -> tuple[int, ...]:
+    """The token with which the model that a run begins with ends a text, where it has one."""
+    return generation_of(RunDir.open(train.init_from)).stop[:1] if train.init_from else ()
+
+
 def _inherited(other: RunDir, run: RunDir, *, adapters: bool) -> dict[str, str]:
-    """What a run takes along from the one it begins with, beside the model: how it wants to be sampled, and as the base of
-    adapters the checkpoint itself, by name."""
+    """What a run takes along from the one it begins with, beside the model: how it wants to be sampled, and the checkpoint
+    itself, by name."""
     if (other.path / GENERATION).is_file():
         shutil.copy(other.path / GENERATION, run.path / GENERATION)
-    if not adapters:
-        return {}
-    if read_run_config(other.config).train.lora:
+    if adapters and read_run_config(other.config).train.lora:
         raise ConfigError(f"{other.path} holds adapters itself; first: tapeless merge {other.path} --out DIR")
     return named_base(load_checkpoint(other.checkpoints, on_warning=log.warning).path)
 

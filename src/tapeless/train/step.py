@@ -17,6 +17,7 @@ from tapeless.model.build import AnyModel
 from tapeless.ops.cross_entropy import valid_targets
 from tapeless.optim import make_optimizer
 from tapeless.optim.clip import clip_scale, grad_norm
+from tapeless.optim.ema import Ema
 from tapeless.optim.flat import FlatOptimizer
 
 
@@ -41,6 +42,11 @@ def optimizer_of(model: AnyModel, config: TrainConfig) -> FlatOptimizer:
     """The optimizer that a configuration describes, with the model's own kernels where its ops have them."""
     decay = {spec.name for spec in model.store.layout.specs.values() if spec.decay}
     return make_optimizer(model.params, model.grads, config, decay, fused=model.ops.adam_update)
+
+
+def ema_of(model: AnyModel, config: TrainConfig) -> Ema | None:
+    """The moving average that a configuration asks for, of what trains."""
+    return Ema({name: model.params[name] for name in model.grads}, config.ema_decay) if config.ema_decay else None
 
 
 def accumulate_gradients(

@@ -39,7 +39,7 @@ from tapeless.train.layer_watch import LayerWatch
 from tapeless.train.nonfinite import first_bad_tensor, write_dump
 from tapeless.train.rotation import is_new_best, mark_best, repair_names, rotate
 from tapeless.train.run_dir import RunDir
-from tapeless.train.step import StepMetrics, StepResult, optimizer_of, train_step
+from tapeless.train.step import StepMetrics, StepResult, ema_of, optimizer_of, train_step
 
 DEFAULT_STEPS = 1000
 WARMUP_SHARE, WARMUP_MOST = 0.05, 100
@@ -87,7 +87,7 @@ class Trainer:
         self.loader = training_batches(data, self.seq_len, config.batch_size * config.grad_accum, config.seed, starts[0])
         self.validation = validation_batch(data, self.seq_len, config.eval_windows, starts[1])
         self.optimizer = optimizer_of(model, config)
-        self.ema = Ema({name: model.params[name] for name in model.grads}, config.ema_decay) if config.ema_decay else None
+        self.ema = ema_of(model, config)
         self._graphed = graphed_step(model, self.optimizer, config)
         self.spikes = SpikeGuard(config.spike_z)
         self._watch = LayerWatch(model, config.watch_every)
@@ -130,7 +130,7 @@ class Trainer:
         documents: Tensor | None = None,  # (k*B, T) int64: attention stays inside each
     ) -> StepMetrics:
         if self.config.paranoid and (self.steps + 1) % self.config.paranoid == 0:
-            check_identities(self.model, tokens, targets, step=self.steps, first_sample=self.samples)
+            check_identities(self.model, tokens, targets, documents, step=self.steps, first_sample=self.samples)
         start = time.perf_counter()
         epoch, lr = self.loader.epoch_of(self.samples), self.learning_rate(self.steps)
         try:

@@ -10,13 +10,15 @@ Judged by: tests/verify/test_first_batch.py."""
 from collections.abc import Iterator
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from tapeless.model.build import AnyModel, build_model
 from tapeless.model.simple_lm import SimpleLM
+from tapeless.ops.cross_entropy import IGNORED
 from tapeless.ops.reference import REFERENCE
 from tapeless.verify.finding import Finding, distance
-from tapeless.verify.fixtures import FIRST_SAMPLE, STEP, batch, move_off_init, shrunk, trains_of
+from tapeless.verify.fixtures import FIRST_SAMPLE, STEP, Batch, batch, move_off_init, shrunk, trains_of
 from tapeless.verify.full_size import along_directions
 from tapeless.verify.model_judges import kernel_bound, zero_by_identity
 from tapeless.verify.tolerances import FIRST_BATCH
@@ -29,24 +31,29 @@ def first_batch_findings(
     model: AnyModel,
     tokens: Tensor,  # (B, T) int64
     targets: Tensor,  # (B, T) int64
+    documents: Tensor | None = None,  # (B, T) int64: attention stays inside each
 ) -> Iterator[Finding]:
     check = "first batch"
     if model.num_params > CHECKED:
         model, check = _rebuilt(model, small=True), "architecture"
         move_off_init(model, seed=1)
         tokens, targets = (x.to(model.device) for x in batch())
-    tokens, targets = tokens[:ROWS, :LENGTH], targets[:ROWS, :LENGTH]
+        documents = (
+            None if documents is None else (torch.arange(tokens.shape[1], device=model.device) >= 3).expand_as(tokens).long()
+        )
+    part = _part(tokens, targets, documents)
     judge = _rebuilt(model, dtype="float64", device="cpu", ops="reference")
-    _run(judge, tokens, targets)
-    yield from along_directions(judge, tokens.cpu(), targets.cpu(), check)
+    _run(judge, part)
+    on_host = part.to("cpu")
+    yield from along_directions(judge, on_host.tokens, on_host.targets, check, documents=on_host.documents)
     bounds = dict.fromkeys(model.grads, FIRST_BATCH[model.dtype])
     if not isinstance(model, SimpleLM) and model.ops is not REFERENCE and model.dtype != "fp8":  # which only its own set has
         plain = _rebuilt(model, device="cpu", ops="reference")
-        _run(plain, tokens, targets)
+        _run(plain, part)
         errors = {name: distance(g, judge.grads[name]).l2 for name, g in plain.grads.items()}
         bounds = {name: kernel_bound(error, model.dtype) for name, error in errors.items()}
-    _run(model, tokens, targets)
-    zeros = zero_by_identity(model.config, tokens.shape[1])
+    _run(model, part)
+    zeros = zero_by_identity(model.config, _longest(part))
     for name, g in model.grads.items():
         if name not in zeros:
             gap = distance(g, judge.grads[name])
@@ -67,8 +74,26 @@ def _rebuilt(model: AnyModel, small: bool = False, **changes: Any) -> AnyModel:
     return other
 
 
-def _run(model: AnyModel, tokens: Tensor, targets: Tensor) -> None:
+def _part(tokens: Tensor, targets: Tensor, documents: Tensor | None) -> Batch:  # (B, T) int64 each
+    """Some rows and columns with targets among them: behind a long prompt nothing counts for a while, and what does not count
+    proves nothing."""
+    counts = (targets[:ROWS] != IGNORED).any(0)  # (T,)
+    first = int(counts.int().argmax())
+    start = max(0, min(first - LENGTH // 2, tokens.shape[1] - LENGTH))
+    some = (slice(ROWS), slice(start, start + LENGTH))
+    return Batch(tokens[some], targets[some], None if documents is None else documents[some])
+
+
+def _longest(part: Batch) -> int:
+    """Positions of the longest document: where all have one, nothing is attended to but itself."""
+    if part.documents is None:
+        return part.tokens.shape[1]
+    return max(int(torch.unique_consecutive(row, return_counts=True)[1].max()) for row in part.documents)
+
+
+def _run(model: AnyModel, part: Batch) -> None:
     """One step as in training, which is forward and backward in one call."""
     model.zero_grads()
-    options: dict[str, Any] = {} if isinstance(model, SimpleLM) else {"step": STEP, "first_sample": FIRST_SAMPLE}
-    model.forward_backward(tokens.to(model.device), targets.to(model.device), **options)
+    tokens, targets, documents = part.to(model.device)
+    options: dict[str, Any] = {"step": STEP, "first_sample": FIRST_SAMPLE, "documents": documents}
+    model.forward_backward(tokens, targets, **({} if isinstance(model, SimpleLM) else options))

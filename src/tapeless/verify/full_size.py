@@ -77,21 +77,25 @@ def along_directions(
     targets: Tensor,  # (B, T) int64
     check: str,
     seed: int = 0,
+    *,
+    documents: Tensor | None = None,  # (B, T) int64
 ) -> Iterator[Finding]:
     """Its gradients along three directions through all parameters, against the complex step."""
     lifted = blank_model(model.config, "complex128", seed=model.seed, **trains_of(model))
     lifted.store.flat.copy_(model.store.flat)
     for kind, direction in directions(model.grads, torch.Generator().manual_seed(seed)):
-        derivative = _complex_step(lifted, direction, tokens, targets)
+        derivative = _complex_step(lifted, direction, tokens, targets, documents)
         error = directional_error(model.grads, direction, derivative)
         yield Finding("L2", check, "complex step", f"along {kind}", error, COMPLEX_STEP)
 
 
-def _complex_step(lifted: AnyModel, direction: dict[str, Tensor], tokens: Tensor, targets: Tensor) -> float:
+def _complex_step(
+    lifted: AnyModel, direction: dict[str, Tensor], tokens: Tensor, targets: Tensor, documents: Tensor | None
+) -> float:
     """Im f(p + ih v) / h, the imaginary parts written in place: the parameters may fill half of the memory."""
     for name, v in direction.items():
         torch.view_as_real(lifted.params[name])[..., 1] = COMPLEX_H * v
-    return float(loss_with_gradients(lifted, tokens, targets, backward=False).imag) / COMPLEX_H
+    return float(loss_with_gradients(lifted, tokens, targets, documents, backward=False).imag) / COMPLEX_H
 
 
 def _downhill(model: AnyModel, before: float, tokens: Tensor, targets: Tensor) -> Step:

@@ -5,7 +5,7 @@ batch is computed once more with every op watched. A bad weight is named as such
 the second time is clean, the fault was not the arithmetic's (a bit that flipped), and the bad gradient is named that was there.
 Judged by: tests/train/test_nonfinite.py, acceptance/guards.py."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,8 +17,7 @@ from tapeless.model.build import AnyModel
 from tapeless.model.params import ParamStore
 from tapeless.model.transformer import Transformer
 from tapeless.model.watch import Seen, watched
-from tapeless.ops.cross_entropy import valid_targets
-from tapeless.train.step import micro_batches
+from tapeless.train.step import accumulate_gradients
 
 
 class BadTensor(NamedTuple):
@@ -37,22 +36,16 @@ class BadTensor(NamedTuple):
 
 def first_bad_tensor(
     model: AnyModel,
-    tokens: Tensor,  # (k*B, T) int64
-    targets: Tensor,  # (k*B, T) int64
-    documents: Tensor | None = None,  # (k*B, T) int64
-    *,
-    grad_accum: int,
-    step: int,
-    first_sample: int,
+    *batch: Tensor | None,  # (k*B, T) int64: tokens, targets, documents
+    **counts: Any,  # grad_accum, step, first_sample
 ) -> BadTensor:
-    """Of a step that went bad and left its gradients as they were. Overwrites them."""
+    """Of the step that accumulate_gradients() took with this batch and these counts. Overwrites the gradients it left."""
     weight = _bad_view(model.params)
     left = _bad_view({name: model.grads[name] for name in reversed(list(model.grads))})  # as backward comes to them
     shown, again = None, ""
     if isinstance(model, Transformer):
         try:
-            batch = [tokens, targets] if documents is None else [tokens, targets, documents]
-            shown = _first_shown(model, *batch, grad_accum=grad_accum, step=step, first_sample=first_sample)
+            shown = _first_shown(model, batch, counts)
             again = "computed once more, every op was finite"
         except torch.OutOfMemoryError:  # beside a captured step, which has activations of its own
             again = "there was no memory to compute it once more"
@@ -68,29 +61,15 @@ def first_bad_tensor(
     return BadTensor("loss", "head", "", (), float("nan"), again)
 
 
-def _first_shown(
-    model: Transformer,
-    *batch: Tensor,  # (k*B, T) int64: tokens, targets, and documents where there are any
-    grad_accum: int,
-    step: int,
-    first_sample: int,
-) -> BadTensor | None:
+def _first_shown(model: Transformer, batch: Sequence[Any], counts: Mapping[str, Any]) -> BadTensor | None:
     found: list[BadTensor] = []
 
     def look(seen: Seen) -> None:
         if not found:
             found.extend(_bad_of(seen, model.store))
 
-    num_targets = valid_targets(batch[1])
-    model.zero_grads()
     with watched(model, look):
-        for x, y, *apart in micro_batches(grad_accum, *batch):
-            if not found:
-                # Unchecked, so that it goes on behind a bad weight.
-                options: dict[str, Any] = {"documents": apart[0]} if apart else {}
-                options |= {"num_targets": num_targets, "step": step, "first_sample": first_sample}
-                model.forward_backward(x, y, **options, check=False)
-            first_sample += len(x)
+        accumulate_gradients(model, *batch, **counts, check=False)  # so that it goes on behind a bad weight
     return found[0] if found else None
 
 

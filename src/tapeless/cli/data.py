@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     prepare.add_argument("--out", metavar="DIR", type=Path, required=True, help="where the tokens go; new, or empty")
     add_fields(prepare, "train", TrainConfig, only={"val_path", "text_field", "tokenizer"})
     prepare.add_argument("--vocab-size", type=int, metavar="N", help="ids of a bpe trained here; the most others may have")
-    prepare.add_argument("--processes", type=int, metavar="N", help="that tokenize; default: one for each core")
+    prepare.add_argument("--processes", type=int, metavar="N", help="processes that tokenize; default one for each core")
     info = actions.add_parser("info", help="what is in it", description="What is in prepared data, in token files, or in text.")
     info.add_argument("source", metavar="SOURCE", type=Path, help="prepared data, token files, or text")
     add_fields(info, "train", TrainConfig, only={"text_field"})

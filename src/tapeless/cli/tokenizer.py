@@ -1,8 +1,10 @@
 """Train a tokenizer, or look at one.
 
-tapeless tokenizer train my.txt --out tokenizer.json --vocab-size 4096
-tapeless tokenizer info tokenizer.json --text my.txt
-tapeless train new --dataset-path my.txt --tokenizer tokenizer.json --vocab-size 4096"""
+    tapeless tokenizer train my.txt --out tokenizer.json --vocab-size 4096
+    tapeless tokenizer info tokenizer.json --text my.txt
+    tapeless train new --dataset-path my.txt --tokenizer tokenizer.json --vocab-size 4096
+
+A tokenizer.json is what the package `tokenizers` of Hugging Face loads too."""
 
 import argparse
 from pathlib import Path
@@ -20,8 +22,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     train = actions.add_parser("train", help="make one from text", description="Make a tokenizer.json from text.")
     train.add_argument("source", metavar="SOURCE", help="the text: what --dataset-path of `tapeless train new` takes")
     train.add_argument("--out", metavar="FILE", type=Path, required=True, help="the tokenizer.json to write")
-    train.add_argument("--kind", choices=("bpe", "char", "bytes"), default="bpe", help="byte-level BPE is the default")
-    train.add_argument("--vocab-size", type=int, metavar="N", help="ids of a bpe")
+    train.add_argument("--kind", choices=("bpe", "char", "bytes"), default="bpe", help="bpe is byte-level (default bpe)")
+    train.add_argument("--vocab-size", type=int, metavar="N", help="ids of a bpe, which has to be told")
     add_fields(train, "train", TrainConfig, only={"text_field"})
     info = actions.add_parser("info", help="what it is", description="What a tokenizer is, and how it does on a text.")
     info.add_argument("tokenizer", metavar="TOKENIZER", help="a tokenizer.json, or bytes")

@@ -100,7 +100,7 @@ def room_obstacles(config: "AnyModelConfig", train: "TrainConfig", out_dir: Path
     from tapeless.estimate.disk import disk_of
     from tapeless.estimate.fit import obstacles
     from tapeless.estimate.memory import memory_of
-    from tapeless.train.trainer import total_steps
+    from tapeless.train.plan import total_steps
 
     memory = memory_of(config, train)
     steps = total_steps(train, 0) if train.epochs is None else train.max_steps

@@ -13,10 +13,12 @@ import torch
 from torch import Tensor
 
 from tapeless.data.files import write_json
+from tapeless.errors import NonFiniteError, WriteError
 from tapeless.model.build import AnyModel
 from tapeless.model.params import ParamStore
 from tapeless.model.transformer import Transformer
 from tapeless.model.watch import Seen, watched
+from tapeless.train.run_dir import RunDir
 from tapeless.train.step import accumulate_gradients
 
 
@@ -34,11 +36,34 @@ class BadTensor(NamedTuple):
         return f"{self.tensor}{place} = {self.value}{where}{f' ({self.note})' if self.note else ''}"
 
 
-def first_bad_tensor(
+def explained(
+    error: NonFiniteError,
     model: AnyModel,
-    *batch: Tensor | None,  # (k*B, T) int64: tokens, targets, documents
-    **counts: Any,  # grad_accum, step, first_sample
-) -> BadTensor:
+    batch: Mapping[str, Tensor | None],  # (k*B, T) int64: tokens, targets, documents
+    counts: Mapping[str, int],  # grad_accum, step, first_sample: what accumulate_gradients() took beside it
+    lr: float,
+    run: RunDir | None,
+) -> NonFiniteError:
+    """The error with the first bad tensor in it, and in the run's directory what is needed to look further."""
+    here = {name: x for name, x in batch.items() if x is not None}
+    number, first = counts["step"] + 1, counts["first_sample"]
+    last = first + len(here["tokens"]) - 1
+    bad = first_bad_tensor(model, list(here.values()), counts)
+    said = f"step {number}: {str(error).removeprefix(f'step {number}: ')}; first bad tensor: {bad}"
+    said += f"; batch: samples {first} to {last}"
+    if run is not None:
+        dump = run.path / "dumps" / f"step-{number:08d}.json"
+        facts = {"step": number, "samples": [first, last], "lr": lr, "error": said}
+        try:
+            _write_dump(dump, bad, here, facts)
+            said += f"; dump: {dump}"
+        except WriteError as failure:
+            said += f"; no dump: {failure}"
+        said += f"; go on from the last checkpoint: tapeless train resume {run.path}"
+    return NonFiniteError(said)
+
+
+def first_bad_tensor(model: AnyModel, batch: Sequence[Tensor], counts: Mapping[str, int]) -> BadTensor:
     """Of the step that accumulate_gradients() took with this batch and these counts. Overwrites the gradients it left."""
     weight = _bad_view(model.params)
     left = _bad_view({name: model.grads[name] for name in reversed(list(model.grads))})  # as backward comes to them
@@ -61,7 +86,7 @@ def first_bad_tensor(
     return BadTensor("loss", "head", "", (), float("nan"), again)
 
 
-def _first_shown(model: Transformer, batch: Sequence[Any], counts: Mapping[str, Any]) -> BadTensor | None:
+def _first_shown(model: Transformer, batch: Sequence[Tensor], counts: Mapping[str, Any]) -> BadTensor | None:
     found: list[BadTensor] = []
 
     def look(seen: Seen) -> None:
@@ -114,7 +139,7 @@ def _owner(name: str) -> str:
     return name.rpartition(".")[0]
 
 
-def write_dump(path: Path, bad: BadTensor, batch: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
+def _write_dump(path: Path, bad: BadTensor, batch: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
     """Everything that is needed to compute the step again elsewhere, but for the weights, which the checkpoint has."""
     first = bad._asdict() | {"value": str(bad.value)}  # JSON has no NaN
     ids = {name: x.tolist() for name, x in batch.items()}

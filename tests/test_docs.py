@@ -191,10 +191,20 @@ def test_the_tutorial_can_be_followed(tmp_path: Path, monkeypatch: pytest.Monkey
     assert (tmp_path / "runs" / "mine" / "checkpoints" / "latest").is_file()
 
 
-@pytest.mark.parametrize("path", [README, ROOT / "docs" / "training.md", ROOT / "docs" / "interop.md"], ids=ids)
-def test_the_commands_of_training_run(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+GUIDES = [README, *(ROOT / "docs" / f"{name}.md" for name in ("training", "interop", "data", "report", "fine_tuning"))]
+
+
+@pytest.mark.parametrize("path", GUIDES, ids=ids)
+def test_the_commands_of_a_guide_run(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Beside a text, instructions and the directory of somebody's model, in a folder where nothing else is."""
+    from tapeless.cli.main import main
+
     monkeypatch.chdir(tmp_path)
     Path("my.txt").write_text("The forward has its backward, and the backward has its judges.\n" * 200)
+    Path("my.jsonl").write_text("".join(f'{{"prompt": "{n} + {n} =", "completion": " {2 * n}"}}\n' for n in range(200)))
+    if "tapeless import my-model" in path.read_text() and "--out my-model " not in path.read_text():
+        assert main(shortened(["train", "new", "--dataset-path", "my.txt", "--out-dir", "theirs"])) == 0
+        assert main(["export", "theirs", "--to", "hf", "--out", "my-model"]) == 0
     if blocks(path, "toml"):
         Path("mine.toml").write_text(blocks(path, "toml")[0])
     assert any("tapeless train new" in line for line in follow(path, monkeypatch))

@@ -8,7 +8,6 @@ import torch
 from optim_fixtures import STEPS, draw_for_both, draw_gradients, gaps, lr_at, small_model, step_both
 
 from tapeless.config import ModelConfig
-from tapeless.errors import ConfigError
 from tapeless.model.simple_lm import SimpleLM, SimpleLMConfig
 from tapeless.model.transformer import Transformer
 from tapeless.optim import AdamW, Muon
@@ -120,13 +119,6 @@ def test_the_state_is_one_momentum_a_matrix_and_two_moments_of_the_rest():
     state = Muon(model.params, model.grads).named_state()
     assert set(state["momentum"]) == HIDDEN
     assert set(state["exp_avg"]) == set(state["exp_avg_sq"]) == set(model.params) - HIDDEN
-
-
-@pytest.mark.parametrize("name", ["final_norm.w", "blocks.0.attn.wx"])
-def test_what_is_no_matrix_is_refused(name: str):
-    model = small_model()
-    with pytest.raises(ConfigError, match=f"{name}', which is no matrix"):
-        Muon(model.params, model.grads, matrices=[name])
 
 
 def test_the_factor_of_clipping_does_not_change_the_direction_of_a_first_step():

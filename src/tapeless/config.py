@@ -1,7 +1,8 @@
 """Configuration: frozen data, checked on construction. The one source of defaults, help texts and command-line flags.
 
 The bare defaults are the default preset, a small llama-shaped model. Presets are TOML files beside this one; a preset's
-table names the kind of model: [model] a transformer, [simplelm] the attention-free SimpleLM."""
+table names the kind of model: [model] a transformer, [simplelm] the attention-free SimpleLM.
+Judged by: tests/test_config.py."""
 
 import difflib
 import re

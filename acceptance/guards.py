@@ -16,11 +16,10 @@ from typing import Any
 
 import torch
 from claim import Claims
-from training import library_text, lines, of_kind, scratch, steps, train
+from training import fingerprint, library_text, lines, of_kind, scratch, steps, train
 
 from tapeless.cli.main import main
 from tapeless.config import TrainConfig, load_preset
-from tapeless.data.files import file_sha256
 from tapeless.data.prepare import prepare
 from tapeless.model.build import build_model
 from tapeless.train.guard import LEAST, SpikeGuard
@@ -100,11 +99,6 @@ def unchanged(seen: list[torch.Tensor]) -> bool:
     now, before, m, v, m_before, v_before = seen
     pairs = ((now, before), (m, m_before), (v, v_before))
     return all(torch.allclose(a, b, rtol=0, atol=0, equal_nan=True) for a, b in pairs)
-
-
-def fingerprint(run: RunDir) -> dict[str, str]:
-    latest = run.checkpoints / (run.checkpoints / "latest").read_text().strip()
-    return {name: file_sha256(latest / name) for name in ("model.safetensors", "optim.safetensors", "state.json")}
 
 
 def nan_claims(claims: Claims, folder: Path) -> None:

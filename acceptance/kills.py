@@ -9,8 +9,8 @@ import subprocess
 import time
 
 from claim import Claims
-from killing import KINDS, fingerprint, killed_once, start, to_the_end
-from training import lines, scratch, tapeless
+from killed import killed_runs, start
+from training import fingerprint, lines, scratch, tapeless
 
 from tapeless.train.checkpoint import pointed
 from tapeless.train.run_dir import RunDir
@@ -31,21 +31,8 @@ def wait_for_step(run: RunDir, step: int, process: subprocess.Popen[bytes]) -> N
 claims = Claims("kills")
 with scratch() as folder:
     draw = random.Random(SEED)
-    expected = RunDir(folder / "unbroken")
-    began = time.monotonic()
-    to_the_end("new", *FLAGS, "--out-dir", expected.path)
-    whole = time.monotonic() - began
-    kills, equal, attempts = [], 0, 0
-    while len(kills) < KILLS:
-        attempts += 1
-        killed = killed_once(folder / f"killed-{attempts}", FLAGS, draw, whole)
-        if killed is None:
-            continue
-        run, told = killed
-        kills.append(told)
-        same = fingerprint(run) == fingerprint(expected) and lines(run, *KINDS) == lines(expected, *KINDS)
-        equal += same
-        print(f"      kill {len(kills)}, {told} lines written: {'equal' if same else 'DIFFERENT'}", flush=True)
+    expected, killed = killed_runs(folder, FLAGS, KILLS, draw)
+    equal = sum(run.equal for run in killed)
     claims.check(
         f"{KILLS} kills -9 at random moments: model, optimizer and state hash equal to the unbroken run's, no line of the "
         "metrics lost or doubled",
@@ -77,4 +64,4 @@ with scratch() as folder:
         ok=good == TERMS,
     )
     claims.check("the slowest exit after SIGTERM", bound=f"under {LIMIT} s", measured=f"{longest:.2f} s", ok=longest < LIMIT)
-claims.finish(lines_written_before_the_kill=kills, slowest_exit_seconds=round(longest, 2))
+claims.finish(lines_written_before_the_kill=[run.told for run in killed], slowest_exit_seconds=round(longest, 2))

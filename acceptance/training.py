@@ -11,6 +11,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
+from tapeless.data.files import file_sha256
 from tapeless.train.metrics_log import read_metrics
 from tapeless.train.run_dir import RunDir
 
@@ -68,6 +69,12 @@ def lines(run: RunDir, *kinds: str) -> list[dict[str, Any]]:
     """metrics.jsonl without what the clock says."""
     found = (event for event in read_metrics(run.metrics) if event["event"] in kinds)
     return [{key: value for key, value in event.items() if key not in TIMES} for event in found]
+
+
+def fingerprint(run: RunDir) -> dict[str, str]:
+    """Hashes of the newest checkpoint: equal weights, moments and counts are equal bytes."""
+    latest = run.checkpoints / (run.checkpoints / "latest").read_text().strip()
+    return {name: file_sha256(latest / name) for name in ("model.safetensors", "optim.safetensors", "state.json")}
 
 
 def evaluation(run: RunDir, which: str = "latest") -> dict[str, Any]:

@@ -3,6 +3,7 @@
 import re
 import shlex
 import subprocess
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -157,6 +158,12 @@ def stop_after(steps: int, patch: pytest.MonkeyPatch) -> None:
     patch.setattr(StopSignals, "requested", lambda self: next(asked, None) is None)
 
 
+def lacks_a_package(command: list[str]) -> bool:
+    """Whether it names a reporter of a package that is not installed here."""
+    named = {name for word in command for name in word.split(",")} & {"wandb", "trackio", "tensorboard"}
+    return any(find_spec(name) is None for name in named)
+
+
 def follow(path: Path, monkeypatch: pytest.MonkeyPatch, *, stopped: str = "") -> list[str]:
     """Type what a page says, line by line, but for the number of steps. stopped: the command to press Ctrl-C in."""
     from tapeless.cli.main import main
@@ -170,7 +177,7 @@ def follow(path: Path, monkeypatch: pytest.MonkeyPatch, *, stopped: str = "") ->
             with monkeypatch.context() as patch:
                 if stopped and line.startswith(stopped):
                     stop_after(3, patch)
-                expected = 75 if stopped and line.startswith(stopped) else 0
+                expected = 75 if stopped and line.startswith(stopped) else 2 if lacks_a_package(words) else 0
                 assert main(shortened(words[1:])) == expected, line
         done.append(line)
     return done
@@ -191,10 +198,20 @@ def test_the_tutorial_can_be_followed(tmp_path: Path, monkeypatch: pytest.Monkey
     assert (tmp_path / "runs" / "mine" / "checkpoints" / "latest").is_file()
 
 
-@pytest.mark.parametrize("path", [README, ROOT / "docs" / "training.md", ROOT / "docs" / "interop.md"], ids=ids)
-def test_the_commands_of_training_run(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+GUIDES = [README, *(ROOT / "docs" / f"{name}.md" for name in ("training", "interop", "data", "report", "fine_tuning"))]
+
+
+@pytest.mark.parametrize("path", GUIDES, ids=ids)
+def test_the_commands_of_a_guide_run(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Beside a text, instructions and the directory of somebody's model, in a folder where nothing else is."""
+    from tapeless.cli.main import main
+
     monkeypatch.chdir(tmp_path)
     Path("my.txt").write_text("The forward has its backward, and the backward has its judges.\n" * 200)
+    Path("my.jsonl").write_text("".join(f'{{"prompt": "{n} + {n} =", "completion": " {2 * n}"}}\n' for n in range(200)))
+    if "tapeless import my-model" in path.read_text() and "--out my-model " not in path.read_text():
+        assert main(shortened(["train", "new", "--dataset-path", "my.txt", "--out-dir", "theirs"])) == 0
+        assert main(["export", "theirs", "--to", "hf", "--out", "my-model"]) == 0
     if blocks(path, "toml"):
         Path("mine.toml").write_text(blocks(path, "toml")[0])
     assert any("tapeless train new" in line for line in follow(path, monkeypatch))

@@ -11,19 +11,15 @@ import pytest
 ROOT = Path(__file__).parents[1]
 SRC = ROOT / "src" / "tapeless"
 
-# Who may import whom: config <- ops <- kernels <- model <- dist <- generate, interop <- train <- cli; config <- data, optim;
+# Who may import whom: config <- ops <- kernels <- model <- generate, interop <- train <- cli; config <- data, optim;
 # verify sees all but cli, bench sees verify too, estimate sees bench.
 BELOW: dict[str, set[str]] = {"errors": set(), "config": {"errors"}}
 BELOW["ops"] = BELOW["config"] | {"config"}
 BELOW["data"] = BELOW["optim"] = BELOW["ops"]
 BELOW["kernels"] = BELOW["ops"] | {"ops"}
 BELOW["model"] = BELOW["kernels"] | {"kernels"}
-BELOW["dist"] = BELOW["model"] | {"model"}
-BELOW["generate"] = BELOW["interop"] = BELOW["dist"] | {"dist", "data", "optim"}
-BELOW["train"] = BELOW["generate"] | {
-    "generate",
-    "interop",
-}  # samples are drawn, and a run may begin with others' weights
+BELOW["generate"] = BELOW["interop"] = BELOW["model"] | {"model", "data", "optim"}
+BELOW["train"] = BELOW["generate"] | {"generate", "interop"}  # samples are drawn; a run may begin with others' weights
 BELOW["verify"] = BELOW["train"] | {"train"}
 BELOW["bench"] = BELOW["verify"] | {"verify"}
 BELOW["report"] = BELOW["tasks"] = BELOW["train"] | {"train"}
@@ -32,7 +28,7 @@ BELOW["cli"] = BELOW["estimate"] | {"estimate", "report", "tasks"}
 BELOW["__main__"] = {"cli"}
 
 BARE = ("ops", "kernels", "model", "optim", "verify", "bench")  # torch and numpy are all they need to be imported
-TAPELESS = ("ops", "kernels", "model", "optim", "train", "dist")  # the training path
+TAPELESS = ("ops", "kernels", "model", "optim", "train")  # the training path
 MAX_LINES = 400
 
 
@@ -227,6 +223,29 @@ def test_files_stay_small():
     lengths = {ids(path): len(path.read_text().splitlines()) for folder in folders for path in folder.rglob("*.py")}
     assert lengths
     assert {name: lines for name, lines in lengths.items() if lines > MAX_LINES} == {}
+
+
+SCRIPTS = sorted((ROOT / "acceptance").glob("*.py"))
+SCRIPT_PATH = [ROOT / "acceptance", ROOT / "tests" / "faults", ROOT / "tests" / "train"]  # as acceptance/harness.py lays it
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=ids)
+def test_an_acceptance_script_finds_what_it_imports(path: Path):
+    """The scripts run for hours and seldom; a helper of theirs and one of the tests must not share a name."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if not isinstance(node, ast.ImportFrom):
+            continue
+        files = [folder / f"{node.module}.py" for folder in SCRIPT_PATH if (folder / f"{node.module}.py").is_file()]
+        if files:
+            assert {alias.name for alias in node.names} <= defined(files[0]), f"{node.module} is {ids(files[0])}"
+
+
+def defined(path: Path) -> set[str]:
+    """What can be imported of a module."""
+    tree = ast.parse(path.read_text())
+    names = {name.rpartition(".")[2] for name in imported(tree)}
+    names |= {node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    return names | {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
 
 
 NOT_OPS = {"__init__", "op", "numerics", "reference"}  # the contract, shared conventions, and the set itself

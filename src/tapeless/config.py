@@ -1,7 +1,8 @@
 """Configuration: frozen data, checked on construction. The one source of defaults, help texts and command-line flags.
 
 The bare defaults are the default preset, a small llama-shaped model. Presets are TOML files beside this one; a preset's
-table names the kind of model: [model] a transformer, [simplelm] the attention-free SimpleLM."""
+table names the kind of model: [model] a transformer, [simplelm] the attention-free SimpleLM.
+Judged by: tests/test_config.py."""
 
 import difflib
 import re
@@ -183,13 +184,19 @@ class TrainConfig:
     device: str = option("cpu", "where to train, as torch names it: cpu, cuda, mps")
     dtype: str = option(
         "float32",
-        "of the computation; bfloat16 keeps float32 master weights, and so does fp8, whose blocks multiply in eight bits on "
-        "GPUs that can; auto: float32 or bfloat16, whichever multiplies faster here",
+        "dtype of the computation; bfloat16 keeps float32 master weights, and so does fp8, whose blocks multiply in eight "
+        "bits on GPUs that can; auto: float32 or bfloat16, whichever multiplies faster here",
         ("auto", "float32", "bfloat16", "fp8", "float64"),
     )
-    threads: int | None = option(None, "of the CPU, for torch and the kernels; default: as many as torch takes")
-    ops: str = option("auto", "which set of ops")
-    recompute: str = option("none", "what backward computes again to save memory", ("none", "cheap", "full"))
+    threads: int | None = option(None, "threads of the CPU, for torch and the kernels; default as many as torch takes")
+    ops: str = option(
+        "auto", "which ops: auto, reference (plain torch), cpu (Numba), triton, or a set of one's own by its name"
+    )
+    recompute: str = option(
+        "none",
+        "what backward computes again to save memory; cheap: norms and rotations, full: each half of a block from its input",
+        ("none", "cheap", "full"),
+    )
     deterministic: bool = option(False, "the same bits every time from a GPU's libraries too, at a cost; a CPU always has them")
     out_dir: str | None = option(None, "the run's directory; default runs/ and a fresh name")
     eval_every: int = option(100, "steps between evaluations; 0: only at the end")
@@ -197,7 +204,7 @@ class TrainConfig:
     patience: int = option(0, "stop after this many evaluations in a row without a new best; 0: never")
     save_every: int = option(200, "steps between checkpoints; the last step is always saved")
     keep_last: int = option(2, "newest checkpoints that stay; the best one always stays")
-    keep_every: int = option(0, "checkpoints at multiples of this many steps stay; 0: none but those")
+    keep_every: int = option(0, "checkpoints at multiples of this many steps stay too; 0: none")
     log_every: int = option(10, "steps between lines on the console; metrics.jsonl has every step")
     sample_every: int = option(500, "steps between samples; 0: only at the end")
     sample_tokens: int = option(100, "tokens in a sample")

@@ -41,6 +41,25 @@ def gaps(model: Transformer, flat: Tensor) -> Tensor:
     return flat[free]
 
 
+def draw_for_both(model: Transformer, theirs: dict[str, Tensor], step: int) -> None:
+    """The same gradients for the model and for copies of its parameters."""
+    draw_gradients(model, step)
+    for name, w in theirs.items():
+        w.grad = model.grads[name].clone()
+
+
+def step_both(
+    model: Transformer, ours: FlatOptimizer, theirs: dict[str, Tensor], judge: torch.optim.Optimizer, step: int
+) -> None:
+    """One step of each, with the same gradients and at the same rate."""
+    draw_for_both(model, theirs, step)
+    for group in judge.param_groups:
+        group["lr"] = lr_at(step)
+    ours.lr = lr_at(step)
+    ours.step()
+    judge.step()
+
+
 def movement_errors(
     model: Transformer, ours: FlatOptimizer, kind: type[torch.optim.Optimizer], weight_decay: float, **options: Any
 ) -> dict[str, float]:
@@ -55,19 +74,12 @@ def movement_errors(
     judge = kind(groups, **options)
     worst = dict.fromkeys(theirs, 0.0)
     for step in range(STEPS):
-        draw_gradients(model, step)
-        before = model.store.flat_grads.clone()
+        step_both(model, ours, theirs, judge, step)
         for name, w in theirs.items():
-            w.grad = model.grads[name].clone()
-        for group in judge.param_groups:
-            group["lr"] = lr_at(step)
-        ours.lr = lr_at(step)
-        ours.step()
-        judge.step()
-        assert model.store.flat_grads.equal(before)
-        for name, w in theirs.items():
+            assert w.grad is not None
+            assert model.grads[name].equal(w.grad)  # as it was drawn
             moved = float((w - start[name]).norm())
             worst[name] = max(worst[name], float((model.params[name] - w).norm()) / moved)
-    for flat in (model.store.flat, *ours.state.values()):
+    for flat in (model.store.flat, model.store.flat_grads, *ours.state.values()):
         assert not gaps(model, flat).any()
     return worst

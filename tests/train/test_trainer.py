@@ -17,6 +17,7 @@ from tapeless.train import trainer as module
 from tapeless.train.checkpoint import checkpoints, load_checkpoint, pointed
 from tapeless.train.evaluate import Evaluation
 from tapeless.train.metrics_log import read_metrics
+from tapeless.train.plan import DEFAULT_STEPS
 from tapeless.train.trainer import Trainer
 
 
@@ -264,4 +265,4 @@ def test_weights_that_are_no_numbers_are_not_saved(tmp_path: Path):
 
 def test_a_configuration_alone_is_enough(tmp_path: Path):
     """The bare defaults of TrainConfig: nothing is needed but a model and data."""
-    assert Trainer(build_model(MODEL), TrainConfig(), dataset(tmp_path)).total_steps == module.DEFAULT_STEPS
+    assert Trainer(build_model(MODEL), TrainConfig(), dataset(tmp_path)).total_steps == DEFAULT_STEPS

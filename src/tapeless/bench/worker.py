@@ -5,7 +5,8 @@
     {"do": "steps", "count": k}     -> {"seconds": […], "others": share}   of the cores, that other processes had
     {"do": "reset"}                 -> {}                            the high-water mark of memory counts from here
     {"do": "finish"}                -> {"peak": bytes, "parts": {…}, "facts": {…}}
-One line of JSON each, on stdin and stdout; a failure answers {"error": …}. The end of stdin is the end of the worker."""
+One line of JSON each, on stdin and stdout; a failure answers {"error": …}. The end of stdin is the end of the worker.
+Judged by: tests/bench/test_worker.py."""
 
 import json
 import os

@@ -51,12 +51,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--dtypes",
         default=USUAL_DTYPES,
         metavar="NAMES",
-        help=f"of {', '.join(DTYPES)} (default {USUAL_DTYPES}; fp8 is ours alone)",
+        help=f"some of {', '.join(DTYPES)} (default {USUAL_DTYPES}; fp8 is ours alone)",
     )
     parser.add_argument("--rounds", type=int, default=5, metavar="N", help="turns that each contender has (default 5)")
     parser.add_argument("--turn", type=float, default=1.0, metavar="S", help="about how long a turn lasts, seconds (default 1)")
     parser.add_argument("--tokens", type=int, default=128, metavar="N", help="tokens to generate (default 128)")
-    parser.add_argument("--threads", type=int, metavar="N", help="of each contender; by default as many as torch takes")
+    parser.add_argument("--threads", type=int, metavar="N", help="threads of each contender; default as many as torch takes")
     parser.add_argument("--json", metavar="FILE", help="write everything that was measured; - is stdout, without the table")
     add_model_arguments(parser)
     add_fields(parser.add_argument_group("step"), "train", TrainConfig, only=FIELDS)
@@ -87,8 +87,8 @@ def run(args: argparse.Namespace) -> int:
     from tapeless.bench.measure import How
     from tapeless.bench.report import text
     from tapeless.bench.task import USUAL, Task, measured
+    from tapeless.train.plan import default_seq_len
     from tapeless.train.runs import usable_device
-    from tapeless.train.trainer import default_seq_len
 
     kind = usable_device(train.device).partition(":")[0]
     contenders = asked_for or USUAL.get(kind, USUAL["cpu"])

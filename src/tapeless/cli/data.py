@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     prepare.add_argument("--out", metavar="DIR", type=Path, required=True, help="where the tokens go; new, or empty")
     add_fields(prepare, "train", TrainConfig, only={"val_path", "text_field", "tokenizer"})
     prepare.add_argument("--vocab-size", type=int, metavar="N", help="ids of a bpe trained here; the most others may have")
-    prepare.add_argument("--processes", type=int, metavar="N", help="that tokenize; default: one for each core")
+    prepare.add_argument("--processes", type=int, metavar="N", help="processes that tokenize; default one for each core")
     info = actions.add_parser("info", help="what is in it", description="What is in prepared data, in token files, or in text.")
     info.add_argument("source", metavar="SOURCE", type=Path, help="prepared data, token files, or text")
     add_fields(info, "train", TrainConfig, only={"text_field"})
@@ -64,8 +64,7 @@ def run_prepare(args: argparse.Namespace) -> int:
 def run_info(args: argparse.Namespace) -> int:
     from tapeless.data.facts import data_facts
 
-    field = given(args, "train").get("text_field", TrainConfig.text_field)
-    show(data_facts(args.source, field), as_json=args.json)
+    show(data_facts(args.source, text_field(args)), as_json=args.json)
     return 0
 
 
@@ -79,6 +78,10 @@ def run_sample(args: argparse.Namespace) -> int:
     windows = sample_windows(open_prepared(args.source), args.part, args.count, args.tokens, args.seed)
     print(json.dumps(windows, ensure_ascii=False) if args.json else "\n────\n".join(windows))
     return 0
+
+
+def text_field(args: argparse.Namespace) -> str:
+    return given(args, "train").get("text_field", TrainConfig.text_field)
 
 
 def show(facts: dict[str, Any], *, as_json: bool) -> None:

@@ -1,24 +1,22 @@
 """Evaluate the model of a run on all of its validation text, or on another.
 
-tapeless eval runs/default --checkpoint best
-tapeless eval runs/imported --dataset-path my.txt"""
+    tapeless eval runs/default --checkpoint best
+    tapeless eval runs/imported --dataset-path my.txt
+
+Losses are in nats per token. Beside them stands what they have to beat: ln V, and unigrams and bigrams of the run's data."""
 
 import argparse
 import json
-from pathlib import Path
 
 from tapeless.cli.generate import warn
-from tapeless.cli.options import add_no_fallback, add_weights_argument
+from tapeless.cli.options import add_saved_model_arguments
 from tapeless.errors import UsageError
 
 HELP = "evaluate a trained model on its validation text"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run_dir", metavar="RUN", type=Path, help="the run's directory")
-    parser.add_argument("--checkpoint", default="latest", metavar="WHICH", help="latest, best, or a step (default latest)")
-    add_weights_argument(parser)
-    add_no_fallback(parser)
+    add_saved_model_arguments(parser)
     parser.add_argument("--dataset-path", metavar="TEXT", help="another text, read as `train new` does; all of it is evaluated")
     parser.add_argument("--json", action="store_true", help="print the numbers as JSON")
     parser.set_defaults(run=run)

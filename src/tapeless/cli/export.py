@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 
 from tapeless.cli.generate import warn
-from tapeless.cli.options import add_no_fallback, add_weights_argument
+from tapeless.cli.options import add_saved_model_arguments
 from tapeless.errors import ConfigError, UsageError
 
 HELP = "write a model for transformers or llama.cpp"
@@ -19,17 +19,14 @@ UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run_dir", metavar="RUN", type=Path, help="the run's directory")
+    add_saved_model_arguments(parser)
     parser.add_argument("--to", required=True, choices=("hf", "gguf"), help="a Hugging Face directory, or a GGUF file")
     parser.add_argument("--out", metavar="PATH", type=Path, help="the directory or file; default within the run's directory")
-    parser.add_argument("--checkpoint", default="latest", metavar="WHICH", help="latest, best, or a step (default latest)")
-    add_weights_argument(parser)
-    add_no_fallback(parser)
     parser.add_argument(
         "--dtype",
         default="float32",
         choices=("float32", "float16", "bfloat16", "q8_0"),
-        help="of the matrices; q8_0 is 8 bits with a scale for every 32, in GGUF alone (default float32)",
+        help="dtype of the matrices; q8_0 is 8 bits with a scale for every 32, in GGUF alone (default float32)",
     )
     parser.add_argument("--shard-size", metavar="SIZE", help=f"hf: the largest file, such as 500MB (default {SHARD})")
     parser.set_defaults(run=run)

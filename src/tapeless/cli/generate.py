@@ -7,9 +7,8 @@ The same seed gives the same text, whichever samples are drawn beside it."""
 import argparse
 import json
 import sys
-from pathlib import Path
 
-from tapeless.cli.options import add_fields, add_no_fallback, add_weights_argument, given
+from tapeless.cli.options import add_fields, add_saved_model_arguments, given
 from tapeless.config import Sampling
 from tapeless.errors import UsageError
 
@@ -17,10 +16,7 @@ HELP = "continue a text with a trained model"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run_dir", metavar="RUN", type=Path, help="the run's directory")
-    parser.add_argument("--checkpoint", default="latest", metavar="WHICH", help="latest, best, or a step (default latest)")
-    add_weights_argument(parser)
-    add_no_fallback(parser)
+    add_saved_model_arguments(parser)
     parser.add_argument(
         "--prompt", default="", metavar="TEXT", help="what to continue; by default the validation text's first token"
     )

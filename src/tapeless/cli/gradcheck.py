@@ -5,7 +5,7 @@
     tapeless gradcheck runs/tiny              the model of a run
     tapeless gradcheck --op attention         one op, every variant
     tapeless gradcheck --mutants              plant known bugs, one at a time, and see that each is found
-    tapeless gradcheck --ops NAME             another set of ops, and a model with it; also with --op and --mutants
+    tapeless gradcheck --ops cpu              another set of ops, and a model with it; also with --op and --mutants
 
 Exit status: 0 all within bounds, 3 a check failed, 2 the question was wrong."""
 
@@ -32,9 +32,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--op", metavar="NAME", help="check one op instead of a model")
     what.add_argument("--mutant", metavar="NAME", help="plant one bug, by its number or name, and see which levels find it")
     what.add_argument("--mutants", action="store_true", help="plant every known bug and print which levels find it")
-    parser.add_argument("--ops", metavar="NAME", help="judge this set of ops (default reference)")
-    parser.add_argument("--device", metavar="NAME", default="cpu", help="where it runs (default cpu)")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the check at full size (default 0)")
+    parser.add_argument("--ops", metavar="TEXT", help="judge this set of ops (default reference)")
+    parser.add_argument("--device", metavar="TEXT", default="cpu", help="where it runs (default cpu)")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the check at full size (default 0)")
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")
     add_model_arguments(parser)
     parser.set_defaults(run=run)

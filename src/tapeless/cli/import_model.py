@@ -16,7 +16,7 @@ HELP = "take a model from a Hugging Face directory"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("source", metavar="DIR", type=Path, help="the directory: config.json, safetensors, tokenizer.json")
-    parser.add_argument("--out", metavar="RUN", type=Path, help="the run's directory; default runs/ and a fresh name")
+    parser.add_argument("--out", metavar="DIR", type=Path, help="the run's directory; default runs/ and a fresh name")
     parser.add_argument("--tokenizer", metavar="TEXT", help="bytes, or a tokenizer.json, where the directory has none")
     parser.set_defaults(run=run)
 

@@ -2,24 +2,20 @@
 
     tapeless lm-eval runs/default --tasks capitals --include_path tasks --batch_size 8
 
-What is not listed here goes to lm-eval as it stands; `lm-eval run --help` lists it."""
+RUN comes in front of all flags. What is not listed here goes to lm-eval as it stands; `lm-eval run --help` lists it."""
 
 import argparse
 import json
 import sys
-from pathlib import Path
 
-from tapeless.cli.options import add_no_fallback, add_weights_argument
+from tapeless.cli.options import add_saved_model_arguments
 from tapeless.errors import UsageError
 
 HELP = "evaluate a trained model on the tasks of EleutherAI's lm-eval"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run_dir", metavar="RUN", type=Path, help="the run's directory, in front of all flags")
-    parser.add_argument("--checkpoint", default="latest", metavar="WHICH", help="latest, best, or a step (default latest)")
-    add_weights_argument(parser)
-    add_no_fallback(parser)
+    add_saved_model_arguments(parser)
     parser.set_defaults(run=run, passed_on=[])
 
 

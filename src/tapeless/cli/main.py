@@ -1,7 +1,5 @@
 """`tapeless`: find the command, run it, turn every failure into one line and an exit status.
-
-0 done · 1 runtime failure · 2 usage, configuration or input error · 3 verification failed · 4 diverged, stopped by a guard
-75 stopped early, resumable · 130 interrupted with nothing to save"""
+Judged by: tests/cli/test_main.py."""
 
 import argparse
 import logging
@@ -46,6 +44,13 @@ COMMANDS = {
 }
 
 
+EXIT_STATUS = """exit status:
+  0  done                                      3    verification failed
+  1  failed while running                      4    diverged, stopped by a guard
+  2  usage, configuration or input error       75   stopped early, resumable
+                                               130  interrupted with nothing to save"""
+
+
 class Parser(argparse.ArgumentParser):
     """argparse, with our one-line errors, and the nearest valid flag beside an unknown one."""
 
@@ -75,7 +80,9 @@ class Parser(argparse.ArgumentParser):
 
 
 def build_parser() -> Parser:
-    parser = Parser(prog="tapeless", description="Pretrain transformer language models without an autograd tape.")
+    words = "Pretrain transformer language models without an autograd tape. `tapeless COMMAND --help` says more."
+    parser = Parser(prog="tapeless", description=words, epilog=EXIT_STATUS)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--version", action="version", version=f"tapeless {tapeless.__version__}")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     parser.add_argument("--verbose", action="store_true", help="log what is decided on the way")

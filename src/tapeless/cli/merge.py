@@ -3,22 +3,23 @@
     tapeless train new --init-from runs/imported --lora-rank 8 --dataset-path my.jsonl --out-dir runs/adapted
     tapeless merge runs/adapted --out runs/merged
 
-What generate, eval and export do with the run itself is the same model; the merged one stands alone, without its base."""
+generate, eval and export take a run with adapters as it is, and see the same model; the merged run needs no base beside it."""
 
 import argparse
 import sys
 from pathlib import Path
 
 from tapeless.cli.generate import warn
+from tapeless.cli.options import add_checkpoint_argument, add_run_argument
 from tapeless.errors import ConfigError
 
 HELP = "merge the adapters of a run into its model"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run_dir", metavar="RUN", type=Path, help="the run's directory")
-    parser.add_argument("--out", metavar="RUN", type=Path, required=True, help="the directory of the merged run")
-    parser.add_argument("--checkpoint", default="latest", metavar="WHICH", help="latest, best, or a step (default latest)")
+    add_run_argument(parser)
+    parser.add_argument("--out", metavar="DIR", type=Path, required=True, help="the directory of the merged run")
+    add_checkpoint_argument(parser)
     parser.set_defaults(run=run)
 
 

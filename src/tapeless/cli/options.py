@@ -1,6 +1,7 @@
 """The flags that say which model is meant and how it is trained, generated from the fields of config.py.
 
-Precedence: defaults < --preset < --config < --set table.key=value < flags."""
+Precedence: defaults < --preset < --config < --set table.key=value < flags.
+Judged by: tests/cli/test_options.py."""
 
 import argparse
 import tomllib
@@ -42,10 +43,9 @@ class Chosen(NamedTuple):
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--preset", metavar="NAME", help=f"a named model: {', '.join(preset_names())}")
-    parser.add_argument("--config", metavar="FILE", type=Path, help="a TOML file with a [model] or a [simplelm] table")
-    parser.add_argument(
-        "--set", metavar="TABLE.KEY=VALUE", action="append", default=[], help="one value, as in the file; may be repeated"
-    )
+    parser.add_argument("--config", metavar="FILE", type=Path, help="a TOML file: a table [model] or [simplelm], and [train]")
+    words = "one value of such a file, as train.lr=1e-3; may be repeated"
+    parser.add_argument("--set", metavar="TABLE.KEY=VALUE", action="append", default=[], help=words)
     add_fields(parser.add_argument_group("model"), "model", ModelConfig)
 
 
@@ -53,9 +53,21 @@ def add_train_arguments(parser: argparse.ArgumentParser) -> None:
     add_fields(parser.add_argument_group("training"), "train", TrainConfig)
 
 
-def add_weights_argument(parser: argparse.ArgumentParser) -> None:
+def add_run_argument(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run_dir", metavar="RUN", type=Path, help="the run's directory")
+
+
+def add_checkpoint_argument(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--checkpoint", default="latest", metavar="WHICH", help="latest, best, or a step (default latest)")
+
+
+def add_saved_model_arguments(parser: argparse.ArgumentParser) -> None:
+    """Which weights of which run: what runs.load() takes."""
+    add_run_argument(parser)
+    add_checkpoint_argument(parser)
     words = "the trained weights, or their moving average, where the run keeps one with ema_decay (default raw)"
     parser.add_argument("--weights", choices=WEIGHTS, default="raw", help=words)
+    add_no_fallback(parser)
 
 
 def add_no_fallback(parser: argparse.ArgumentParser) -> None:

@@ -1,7 +1,9 @@
 """Write the report of a run, or of several side by side, as one page that loads nothing.
 
-tapeless report runs/default                         writes runs/default/report.html
-tapeless report runs/a runs/b --out a-and-b.html     both in the same charts, and in what they differ"""
+    tapeless report runs/default                         writes runs/default/report.html
+    tapeless report runs/a runs/b --out a-and-b.html     both in the same charts, and in what they differ
+
+A run writes its own page while it trains, and other forms of it: `--report-to` of `tapeless train new`."""
 
 import argparse
 from pathlib import Path

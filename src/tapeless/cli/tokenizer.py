@@ -1,14 +1,16 @@
 """Train a tokenizer, or look at one.
 
-tapeless tokenizer train my.txt --out tokenizer.json --vocab-size 4096
-tapeless tokenizer info tokenizer.json --text my.txt
-tapeless train new --dataset-path my.txt --tokenizer tokenizer.json --vocab-size 4096"""
+    tapeless tokenizer train my.txt --out tokenizer.json --vocab-size 4096
+    tapeless tokenizer info tokenizer.json --text my.txt
+    tapeless train new --dataset-path my.txt --tokenizer tokenizer.json --vocab-size 4096
+
+A tokenizer.json is what the package `tokenizers` of Hugging Face loads too."""
 
 import argparse
 from pathlib import Path
 
-from tapeless.cli.data import show
-from tapeless.cli.options import add_fields, given
+from tapeless.cli.data import show, text_field
+from tapeless.cli.options import add_fields
 from tapeless.config import TrainConfig
 from tapeless.errors import ConfigError
 
@@ -20,8 +22,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     train = actions.add_parser("train", help="make one from text", description="Make a tokenizer.json from text.")
     train.add_argument("source", metavar="SOURCE", help="the text: what --dataset-path of `tapeless train new` takes")
     train.add_argument("--out", metavar="FILE", type=Path, required=True, help="the tokenizer.json to write")
-    train.add_argument("--kind", choices=("bpe", "char", "bytes"), default="bpe", help="byte-level BPE is the default")
-    train.add_argument("--vocab-size", type=int, metavar="N", help="ids of a bpe")
+    train.add_argument("--kind", choices=("bpe", "char", "bytes"), default="bpe", help="bpe is byte-level (default bpe)")
+    train.add_argument("--vocab-size", type=int, metavar="N", help="ids of a bpe, which has to be told")
     add_fields(train, "train", TrainConfig, only={"text_field"})
     info = actions.add_parser("info", help="what it is", description="What a tokenizer is, and how it does on a text.")
     info.add_argument("tokenizer", metavar="TOKENIZER", help="a tokenizer.json, or bytes")
@@ -41,7 +43,7 @@ def run_train(args: argparse.Namespace) -> int:
     from tapeless.data.survey import survey
     from tapeless.data.tokenizer import make_tokenizer
 
-    field = given(args, "train").get("text_field", TrainConfig.text_field)
+    field = text_field(args)
     survey(read_pieces(args.source, field), args.source)  # an error where there is nothing to learn from
     tokenizer = make_tokenizer(args.kind, (piece.text for piece in read_pieces(args.source, field)), args.vocab_size)
     tokenizer.save(args.out)
@@ -58,7 +60,6 @@ def run_info(args: argparse.Namespace) -> int:
     tokenizer = ByteTokenizer() if args.tokenizer == "bytes" else load_tokenizer(Path(args.tokenizer))
     facts = tokenizer_facts(tokenizer)
     if args.text is not None:
-        field = given(args, "train").get("text_field", TrainConfig.text_field)
-        facts |= {"text": args.text} | text_facts(tokenizer, read_pieces(args.text, field))
+        facts |= {"text": args.text} | text_facts(tokenizer, read_pieces(args.text, text_field(args)))
     show(facts, as_json=args.json)
     return 0

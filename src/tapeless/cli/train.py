@@ -17,18 +17,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tapeless.cli.options import (
-    add_fields,
     add_model_arguments,
     add_no_fallback,
+    add_run_argument,
     add_train_arguments,
     chosen_run,
     given,
     setting,
 )
-from tapeless.config import TrainConfig
 
 if TYPE_CHECKING:
-    from tapeless.config import AnyModelConfig
+    from tapeless.config import AnyModelConfig, TrainConfig
     from tapeless.data.prepare import Dataset
     from tapeless.errors import TapelessError
     from tapeless.train.display import Display
@@ -50,17 +49,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     new.add_argument("--json", action="store_true", help="print every event as a line of JSON")
     resume = actions.add_parser("resume", help="go on with a run", description="Go on where the newest checkpoint was written.")
-    resume.add_argument("run_dir", metavar="RUN", type=Path, help="the run's directory")
-    resume.add_argument(
-        "--override", metavar="KEY=VALUE", action="append", default=[], help="change a field of [train]; recorded in the run"
-    )
-    add_fields(resume, "train", TrainConfig, only=["max_time"])
+    add_run_argument(resume)
+    words = "change a field of [train], as lr=1e-4; may be repeated; recorded in the run"
+    resume.add_argument("--override", metavar="KEY=VALUE", action="append", default=[], help=words)
+    limit = "when this process is to save and stop, as of `train new`; default as the run was begun"
+    resume.add_argument("--max-time", dest="train.max_time", metavar="TEXT", default=argparse.SUPPRESS, help=limit)
     add_no_fallback(resume)
     resume.add_argument("--json", action="store_true", help="print every event as a line of JSON")
     info = actions.add_parser(
         "info", help="what a run is and how far it came", description="What a run is and how far it came."
     )
-    info.add_argument("run_dir", metavar="RUN", type=Path, help="the run's directory")
+    add_run_argument(info)
     info.add_argument("--json", action="store_true", help="print it as JSON")
     for action, run in ((new, run_new), (resume, run_resume), (info, run_info)):
         action.set_defaults(run=run, parser=action)
@@ -95,7 +94,7 @@ def room_obstacles(config: "AnyModelConfig", train: "TrainConfig", out_dir: Path
     from tapeless.estimate.disk import disk_of
     from tapeless.estimate.fit import obstacles
     from tapeless.estimate.memory import memory_of
-    from tapeless.train.trainer import total_steps
+    from tapeless.train.plan import total_steps
 
     memory = memory_of(config, train)
     steps = total_steps(train, 0) if train.epochs is None else train.max_steps

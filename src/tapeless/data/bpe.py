@@ -6,23 +6,19 @@ Judged by: tests/data/test_tokenizer.py."""
 
 import json
 from collections.abc import Iterable, Sequence
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 
+from tapeless.data.packages import package
 from tapeless.data.tokenizer import StreamDecoder, Tokenizer, byte_symbols, utf8
-from tapeless.errors import DataError, MissingError
+from tapeless.errors import DataError
 
 MOST_IDS = 1 << 22  # a table has a place for each: a stray id of four billion must not make one
 
 
-def tokenizers_package() -> ModuleType:
-    try:
-        import tokenizers
-    except ImportError:
-        raise MissingError("this tokenizer needs the package `tokenizers`: pip install tokenizers") from None
-    return tokenizers
+def tokenizers_package() -> Any:
+    return package("tokenizers", "this tokenizer")
 
 
 class BpeTokenizer(Tokenizer):

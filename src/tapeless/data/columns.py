@@ -10,7 +10,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from tapeless.errors import BAD_RECORD, NO_COLUMN, NOT_WHOLE, DataError, MissingError
+from tapeless.data.packages import package
+from tapeless.errors import BAD_RECORD, NO_COLUMN, NOT_WHOLE, DataError
 
 BY_NAME = "hf:"
 ROWS = 1000  # in one go
@@ -33,7 +34,7 @@ def dataset_texts(path: str, field: str) -> Iterator[str]:
 
 
 def parquet_texts(path: Path, field: str) -> Iterator[str]:
-    arrow = pyarrow(path)
+    arrow = package("pyarrow", path)
     import pyarrow.parquet as parquet
 
     try:
@@ -51,7 +52,7 @@ def _saved_texts(folder: Path, field: str) -> Iterator[str]:
         raise DataError(
             f"{folder}: holds the splits {', '.join(splits)}; give one, such as {folder / splits[0]}, and another as --val-path"
         )
-    arrow = pyarrow(folder)
+    arrow = package("pyarrow", folder)
     import pyarrow.ipc as ipc
 
     for entry in json.loads((folder / "state.json").read_text(encoding="utf-8"))["_data_files"]:
@@ -65,10 +66,7 @@ def _saved_texts(folder: Path, field: str) -> Iterator[str]:
 
 
 def _named_texts(path: str, field: str) -> Iterator[str]:
-    try:
-        import datasets
-    except ImportError:
-        raise MissingError(f"{path} needs the package `datasets`: pip install datasets") from None
+    datasets = package("datasets", path)
     name, _, split = path.removeprefix(BY_NAME).partition("#")
     try:
         rows = datasets.load_dataset(name, split=split or "train")
@@ -98,11 +96,3 @@ def _checked(path: Path | str, field: str, number: int, value: Any) -> str:
         got = "nothing" if value is None else type(value).__name__
         raise BAD_RECORD(path=path, line=f"row {number}", field=field, got=got)
     return value
-
-
-def pyarrow(path: Path) -> Any:
-    try:
-        import pyarrow
-    except ImportError:
-        raise MissingError(f"{path} needs the package `pyarrow`: pip install pyarrow") from None
-    return pyarrow

@@ -105,7 +105,7 @@ def prepare(
     # The characters of all the data, since a character without an id could not even be evaluated; merges of the training part.
     texts = (piece.text for part in learned_from for piece in part.texts())
     tokenizer = make_tokenizer(config.tokenizer, texts, vocab_size)
-    _require_room(tokenizer, config, vocab_size)
+    _require_room(tokenizer, vocab_size)
     tokenizer.save(folder / "tokenizer.json")
     for part, name in zip(parts, PARTS, strict=True):
         count, num_bytes = _write_part(part, tokenizer, folder, name, processes or usable_cores())
@@ -131,7 +131,7 @@ def _prepare_examples(config: TrainConfig, vocab_size: int | None, folder: Path,
     training, validation = split_examples(examples)
     learned_from = texts_of(examples if config.tokenizer == "char" else training)
     tokenizer = make_tokenizer(config.tokenizer, learned_from, vocab_size)
-    _require_room(tokenizer, config, vocab_size)
+    _require_room(tokenizer, vocab_size)
     tokenizer.save(folder / "tokenizer.json")
     write_examples(folder, "train", training, tokenizer, end)
     held_out = write_examples(folder, "val", validation, tokenizer, end)
@@ -233,7 +233,7 @@ def take_over(path: Path, config: TrainConfig, vocab_size: int | None, folder: P
             open_joined(of_part, tokenizer.vocab_size)
             for number, file in enumerate(of_part):
                 link(file, folder / (f"{part}.bin" if len(of_part) == 1 else f"{part}-{number:06d}.bin"))
-    _require_room(tokenizer, config, vocab_size)
+    _require_room(tokenizer, vocab_size)
     for name in sorted(names, key=lambda name: name == "data.json"):
         link(path / name, folder / name)
     if not names:
@@ -352,10 +352,10 @@ def read_record(folder: Path) -> dict[str, Any]:
     return record
 
 
-def _require_room(tokenizer: Tokenizer, config: TrainConfig, vocab_size: int | None) -> None:
+def _require_room(tokenizer: Tokenizer, vocab_size: int | None) -> None:
     if vocab_size is not None and vocab_size < tokenizer.vocab_size:
         raise DataError(
-            f"vocab_size {vocab_size} is below the {tokenizer.vocab_size} ids of the tokenizer ({config.tokenizer}); "
+            f"vocab_size {vocab_size} is below the {tokenizer.vocab_size} ids of the tokenizer ({tokenizer.kind}); "
             f"set --vocab-size to {tokenizer.vocab_size} or more"
         )
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from tapeless.data.files import is_pickle
+from tapeless.data.packages import package
 from tapeless.data.pieces import Piece, document
 from tapeless.errors import (
     BAD_RECORD,
@@ -33,7 +34,6 @@ from tapeless.errors import (
     PICKLE,
     UNREADABLE,
     DataError,
-    MissingError,
 )
 
 JSONL = {".jsonl", ".ndjson"}
@@ -117,19 +117,16 @@ def opened(path: Path) -> Iterator[IO[bytes]]:
 def _unpacked(path: Path, suffix: str) -> Any:
     if suffix == ".gz":
         return gzip.open(path, "rb")
-    try:
-        import zstandard
-    except ImportError:
-        raise MissingError(f"{path} needs the package `zstandard`: pip install zstandard") from None
-    return _Zstandard(path, zstandard)
+    return _Zstandard(path)
 
 
 class _Zstandard:
     """A .zst file; its package's own error becomes ours."""
 
-    def __init__(self, path: Path, package: Any):
-        self._path, self._error = path, package.ZstdError
-        self._file = package.open(path, "rb")
+    def __init__(self, path: Path):
+        zstandard = package("zstandard", path)
+        self._path, self._error = path, zstandard.ZstdError
+        self._file = zstandard.open(path, "rb")
 
     def __enter__(self) -> IO[bytes]:
         return io.BufferedReader(self._file)  # by lines, which the package's own reader does not know

@@ -9,6 +9,7 @@ Judged by: tests/data/test_synthetic.py."""
 
 import math
 import string
+from abc import ABC, abstractmethod
 from functools import cached_property
 
 import numpy as np
@@ -19,7 +20,7 @@ MARKOV_TOKENS = 3_000_000
 ARITHMETIC_TOKENS = 2_000_000
 
 
-class Source:
+class Source(ABC):
     """A unifilar source over the bytes of `alphabet`; subclasses draw its symbols."""
 
     name: str
@@ -28,8 +29,9 @@ class Source:
     probability: np.ndarray  # (S, K) float64
     successor: np.ndarray  # (S, K) int64, the state behind each symbol
 
+    @abstractmethod
     def generate(self, count: int) -> bytes:
-        raise NotImplementedError
+        """The first `count` symbols, the same at every call."""
 
     @cached_property
     def stationary(self) -> np.ndarray:  # (S,)

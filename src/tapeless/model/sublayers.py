@@ -4,7 +4,8 @@ What a half keeps is decided by the recompute policy:
     none    everything its ops saved
     cheap   the outputs of its products; norms and rotation are computed again
     full    nothing to speak of; the half runs again from its input
-`kept` lets go of the rest, `rebuilt` computes it again by the same ops, so the gradients are equal bit for bit."""
+`kept` lets go of the rest, `rebuilt` computes it again by the same ops, so the gradients are equal bit for bit.
+Judged by: tests/model/test_transformer_grads.py, tests/model/test_recompute.py."""
 
 from typing import Any, NamedTuple
 

@@ -2,7 +2,8 @@
 
     embed -> positions -> dropout -> block 0 … block L-1 -> final norm -> head and loss
 What forward keeps is a plain record; backward takes the blocks' parts from it one by one, last first, and each is freed as
-soon as it is used. Training, evaluation and decoding all go through `_trunk`."""
+soon as it is used. Training, evaluation and decoding all go through `_trunk`.
+Judged by: tests/model/test_transformer_grads.py, tests/model/test_against_hf.py, tests/model/test_errors.py."""
 
 from collections.abc import Callable, Mapping
 from functools import cached_property

@@ -12,7 +12,8 @@
 - A field of `saved` that bears the name of an activation of the forward, or of its output, *is* that tensor. A recompute
   policy can therefore drop it by name and hand an equal one back, whatever else the implementation keeps.
 - Ops are holomorphic where they are smooth (no abs, no conjugation; branches look at the real part), so that the complex
-  step can judge them."""
+  step can judge them.
+Judged by: tests/ops/test_op.py."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

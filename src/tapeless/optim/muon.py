@@ -17,14 +17,12 @@ In bfloat16 on a CUDA device, else in the dtype of the parameters, float32 or fl
 Judged by: tests/optim/test_muon.py, by singular values and against torch.optim; L4 to L6 as every optimizer."""
 
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from tapeless.config import nearest
-from tapeless.errors import ConfigError
 from tapeless.optim.adam import AdamW, pieces
 from tapeless.optim.flat import FlatOptimizer, decayed_stretches, named_views, stretches_without
 
@@ -69,24 +67,18 @@ class Muon(AdamW):
         *,
         momentum: float = 0.9,
         nesterov: bool = True,
-        matrices: Collection[str] | None = None,  # by name; None: all but those of tokens and places
         **options: Any,
     ):
         """options: those of AdamW, whose lr, weight_decay and decay hold for the matrices too."""
         super().__init__(params, grads, **options)
         params = self._views  # of what trains
-        hidden = [name for name, w in params.items() if w.dim() == 2 and name not in NOT_HIDDEN]
-        chosen = set(hidden if matrices is None else matrices)
-        for name in chosen:
-            if name not in params or params[name].dim() != 2:
-                raise ConfigError(f"matrices names {name!r}, which is no matrix; {nearest(name, hidden)}")
         self.momentum, self.nesterov = momentum, nesterov
-        self._matrices = {name: w for name, w in params.items() if name in chosen}
+        self._matrices = {name: w for name, w in params.items() if w.dim() == 2 and name not in NOT_HIDDEN}
         self._batches = list(batches(self._matrices))
         self._gradients = {name: grads[name] for name in self._matrices}
         self._momenta = named_views(self.state["exp_avg"], self._matrices)
-        self._rest = stretches_without(params, len(self.params), chosen)
-        self._stretches = decayed_stretches(params, self.decay - chosen) if self.weight_decay else []
+        self._rest = stretches_without(params, len(self.params), self._matrices)
+        self._stretches = decayed_stretches(params, self.decay - set(self._matrices)) if self.weight_decay else []
         self._pieces = pieces(self._stretches, self._rest).to(self.params.device)
 
     def step(self, *, scale: float = 1.0, copy: Tensor | None = None) -> bool:

@@ -6,7 +6,7 @@ the second time is clean, the fault was not the arithmetic's (a bit that flipped
 Judged by: tests/train/test_nonfinite.py, acceptance/guards.py."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,13 +14,14 @@ import torch
 from torch import Tensor
 
 from tapeless.data.files import write_json
+from tapeless.errors import NonFiniteError, WriteError
 from tapeless.model.build import AnyModel
 from tapeless.model.params import ParamStore
 from tapeless.model.transformer import Transformer
 from tapeless.model.watch import Seen, watched
-from tapeless.ops.cross_entropy import valid_targets
 from tapeless.optim.clip import grad_norm
-from tapeless.train.step import micro_batches
+from tapeless.train.run_dir import RunDir
+from tapeless.train.step import accumulate_gradients
 
 
 class BadTensor(NamedTuple):
@@ -37,25 +38,42 @@ class BadTensor(NamedTuple):
         return f"{self.tensor}{place} = {self.value}{where}{f' ({self.note})' if self.note else ''}"
 
 
-def first_bad_tensor(
+def explained(
+    error: NonFiniteError,
     model: AnyModel,
-    tokens: Tensor,  # (k*B, T) int64
-    targets: Tensor,  # (k*B, T) int64
-    documents: Tensor | None = None,  # (k*B, T) int64
-    *,
-    grad_accum: int,
-    step: int,
-    first_sample: int,
-) -> BadTensor:
-    """Of a step that went bad and left its gradients as they were. Overwrites them."""
+    batch: Mapping[str, Tensor | None],  # (k*B, T) int64: tokens, targets, documents
+    counts: Mapping[str, int],  # grad_accum, step, first_sample: what accumulate_gradients() took beside it
+    lr: float,
+    run: RunDir | None,
+) -> NonFiniteError:
+    """The error with the first bad tensor in it, and in the run's directory what is needed to look further."""
+    here = {name: x for name, x in batch.items() if x is not None}
+    number, first = counts["step"] + 1, counts["first_sample"]
+    last = first + len(here["tokens"]) - 1
+    bad = first_bad_tensor(model, list(here.values()), counts)
+    said = f"step {number}: {str(error).removeprefix(f'step {number}: ')}; first bad tensor: {bad}"
+    said += f"; batch: samples {first} to {last}"
+    if run is not None:
+        dump = run.path / "dumps" / f"step-{number:08d}.json"
+        facts = {"step": number, "samples": [first, last], "lr": lr, "error": said}
+        try:
+            _write_dump(dump, bad, here, facts)
+            said += f"; dump: {dump}"
+        except WriteError as failure:
+            said += f"; no dump: {failure}"
+        said += f"; go on from the last checkpoint: tapeless train resume {run.path}"
+    return NonFiniteError(said)
+
+
+def first_bad_tensor(model: AnyModel, batch: Sequence[Tensor], counts: Mapping[str, int]) -> BadTensor:
+    """Of the step that accumulate_gradients() took with this batch and these counts. Overwrites the gradients it left."""
     weight = _bad_view(model.params)
     norm = float((model.ops.grad_norm or grad_norm)(model.store.flat_grads))
     left = _bad_view({name: model.grads[name] for name in reversed(list(model.grads))})  # as backward comes to them
     shown, again = None, ""
     if isinstance(model, Transformer):
         try:
-            batch = [tokens, targets] if documents is None else [tokens, targets, documents]
-            shown = _first_shown(model, *batch, grad_accum=grad_accum, step=step, first_sample=first_sample)
+            shown = _first_shown(model, batch, counts)
             again = "computed once more, every op was finite"
         except torch.OutOfMemoryError:  # beside a captured step, which has activations of its own
             again = "there was no memory to compute it once more"
@@ -75,29 +93,15 @@ def first_bad_tensor(
     return BadTensor("loss", "head", "", (), float("nan"), again)
 
 
-def _first_shown(
-    model: Transformer,
-    *batch: Tensor,  # (k*B, T) int64: tokens, targets, and documents where there are any
-    grad_accum: int,
-    step: int,
-    first_sample: int,
-) -> BadTensor | None:
+def _first_shown(model: Transformer, batch: Sequence[Tensor], counts: Mapping[str, Any]) -> BadTensor | None:
     found: list[BadTensor] = []
 
     def look(seen: Seen) -> None:
         if not found:
             found.extend(_bad_of(seen, model.store))
 
-    num_targets = valid_targets(batch[1])
-    model.zero_grads()
     with watched(model, look):
-        for x, y, *apart in micro_batches(grad_accum, *batch):
-            if not found:
-                # Unchecked, so that it goes on behind a bad weight.
-                options: dict[str, Any] = {"documents": apart[0]} if apart else {}
-                options |= {"num_targets": num_targets, "step": step, "first_sample": first_sample}
-                model.forward_backward(x, y, **options, check=False)
-            first_sample += len(x)
+        accumulate_gradients(model, *batch, **counts, check=False)  # so that it goes on behind a bad weight
     return found[0] if found else None
 
 
@@ -142,7 +146,7 @@ def _owner(name: str) -> str:
     return name.rpartition(".")[0]
 
 
-def write_dump(path: Path, bad: BadTensor, batch: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
+def _write_dump(path: Path, bad: BadTensor, batch: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
     """Everything that is needed to compute the step again elsewhere, but for the weights, which the checkpoint has."""
     first = bad._asdict() | {"value": str(bad.value)}  # JSON has no NaN
     ids = {name: x.tolist() for name, x in batch.items()}

@@ -29,10 +29,11 @@ from tapeless.train.checkpoint import Checkpoint, checkpoints, load_checkpoint, 
 from tapeless.train.fastest import fastest_dtype
 from tapeless.train.imported import asked_tokenizer, generation_of, import_model
 from tapeless.train.metrics_log import MetricsLog
+from tapeless.train.plan import default_seq_len
 from tapeless.train.rotation import remove_stale
 from tapeless.train.run_config import Change, RunConfig, check_resume, read_run_config, write_run_config
 from tapeless.train.run_dir import RunDir, RunLock, write_environment
-from tapeless.train.trainer import REDONE, Listener, Trainer, default_seq_len
+from tapeless.train.trainer import REDONE, Listener, Trainer
 
 log = logging.getLogger("tapeless")
 Warn = Callable[[str], None]

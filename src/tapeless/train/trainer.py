@@ -19,11 +19,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tapeless.config import AnyModelConfig, ModelConfig, Sampling, TrainConfig, seconds
+from tapeless.config import Sampling, TrainConfig, seconds
 from tapeless.data.batches import training_batches, validation_batch
 from tapeless.data.files import atomic_write
 from tapeless.data.prepare import Dataset
-from tapeless.errors import WARMUP_TOO_LONG, ConfigError, IdentityError, NonFiniteError, WriteError
+from tapeless.errors import ConfigError, IdentityError, NonFiniteError, WriteError
 from tapeless.generate.engine import generate
 from tapeless.model.build import AnyModel
 from tapeless.model.trained import checkpointed
@@ -36,30 +36,15 @@ from tapeless.train.graph import graphed_step
 from tapeless.train.guard import SpikeGuard
 from tapeless.train.identities import check_identities
 from tapeless.train.layer_watch import LayerWatch
-from tapeless.train.nonfinite import first_bad_tensor, write_dump
+from tapeless.train.nonfinite import explained
+from tapeless.train.plan import default_seq_len, total_steps, warmup_steps
 from tapeless.train.rotation import is_new_best, mark_best, repair_names, rotate
 from tapeless.train.run_dir import RunDir
 from tapeless.train.step import StepMetrics, StepResult, ema_of, optimizer_of, train_step
 
-DEFAULT_STEPS = 1000
-WARMUP_SHARE, WARMUP_MOST = 0.05, 100
 REDONE = ("checkpoint", "eval", "sample", "guard", "end")  # what a resume writes again of the step it begins at
 
 Listener = Callable[[dict[str, Any]], None]
-
-
-def default_seq_len(config: AnyModelConfig) -> int:
-    """The longest window a transformer is made for; a SimpleLM sees one token anyway."""
-    return config.max_seq_len if isinstance(config, ModelConfig) else 32
-
-
-def total_steps(c: TrainConfig, num_windows: int, *, steps: int = 0, samples: int = 0) -> int:
-    """How many steps a run has, of which it has taken `steps` and seen `samples`; num_windows: in an epoch."""
-    limits = [] if c.max_steps is None else [c.max_steps]
-    if c.epochs is not None:
-        left = c.epochs * num_windows - samples
-        limits.append(max(1, steps + left // (c.batch_size * c.grad_accum)))
-    return min(limits, default=DEFAULT_STEPS)
 
 
 class Trainer:
@@ -101,13 +86,9 @@ class Trainer:
         self._plan()
 
     def _plan(self) -> None:
-        """How many steps there are, counted from where the run stands, and in how many of them the rate rises."""
-        c = self.config
-        self.total_steps = total = total_steps(c, self.loader.num_windows, steps=self.steps, samples=self.samples)
-        if c.warmup_steps is not None and c.warmup_steps > total:
-            raise WARMUP_TOO_LONG(warmup=c.warmup_steps, total=f"the {total} steps of the run", most=total)
-        default = min(WARMUP_MOST, int(WARMUP_SHARE * total)) if c.lr_schedule == "warmup-cosine" else 0
-        self.warmup_steps = default if c.warmup_steps is None else c.warmup_steps
+        """Counted from where the run stands."""
+        self.total_steps = total_steps(self.config, self.loader.num_windows, steps=self.steps, samples=self.samples)
+        self.warmup_steps = warmup_steps(self.config, self.total_steps)
 
     def learning_rate(self, step: int) -> float:
         c = self.config
@@ -136,7 +117,9 @@ class Trainer:
         try:
             result = self._computed(tokens, targets, documents, lr)
         except NonFiniteError as error:
-            raise self._dumped(error, tokens, targets, documents, lr) from None
+            counts = {"grad_accum": self.config.grad_accum, "step": self.steps, "first_sample": self.samples}
+            batch = {"tokens": tokens, "targets": targets, "documents": documents}
+            raise explained(error, self.model, batch, counts, lr, self.run_dir) from None
         if self.ema is not None and not result.skipped:
             self.ema.update(self.optimizer.t)
         taken = time.perf_counter() - start
@@ -172,27 +155,6 @@ class Trainer:
             told = f"step {self.steps + 1}: {limit.passed_by(result.loss)}: its update was skipped, {self.skipped} so far"
             self._warn(told, **spike)
         return result
-
-    def _dumped(
-        self, error: NonFiniteError, tokens: Tensor, targets: Tensor, documents: Tensor | None, lr: float
-    ) -> NonFiniteError:
-        """The error with the first bad tensor in it, and in the run's directory what is needed to look further."""
-        number, last = self.steps + 1, self.samples + len(tokens) - 1
-        options = {"grad_accum": self.config.grad_accum, "step": self.steps, "first_sample": self.samples}
-        bad = first_bad_tensor(self.model, tokens, targets, documents, **options)
-        said = f"step {number}: {str(error).removeprefix(f'step {number}: ')}; first bad tensor: {bad}"
-        said += f"; batch: samples {self.samples} to {last}"
-        if self.run_dir is not None:
-            dump = self.run_dir.path / "dumps" / f"step-{number:08d}.json"
-            facts = {"step": number, "samples": [self.samples, last], "lr": lr, "error": said}
-            batch = {"tokens": tokens, "targets": targets} | ({} if documents is None else {"documents": documents})
-            try:
-                write_dump(dump, bad, batch, facts)
-                said += f"; dump: {dump}"
-            except WriteError as failure:
-                said += f"; no dump: {failure}"
-            said += f"; go on from the last checkpoint: tapeless train resume {self.run_dir.path}"
-        return NonFiniteError(said)
 
     @property
     def out_of_time(self) -> bool:

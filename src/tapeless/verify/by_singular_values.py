@@ -1,7 +1,8 @@
 """Muon once more, by singular values instead of products: the oracle of L4 and L6.
 
 An odd polynomial of a matrix is that polynomial of its singular values, U and V being left as they are. So the iteration is
-five times a formula of numbers here, and what it aims at, the orthogonal factor, is U V'."""
+five times a formula of numbers here, and what it aims at, the orthogonal factor, is U V'.
+Judged by: tests/optim/test_muon.py."""
 
 from collections.abc import Sequence
 

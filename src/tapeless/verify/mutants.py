@@ -1,7 +1,8 @@
 """The checks are checked: each mutant is put into the source, the package imported anew, and every level run against it.
 
 A level that passes on a wrong gradient is a defect of the level. A mutant that one level alone sees hangs on a single thread,
-so at least 95 % must be seen by two."""
+so at least 95 % must be seen by two.
+Judged by: tests/verify/test_mutants.py."""
 
 import contextlib
 import os

@@ -151,7 +151,7 @@ def narrow(typingctx: Any, x: Any) -> Any:
 
 def put(row: np.ndarray, i: int, x: float) -> None:
     """row[i] = x, rounded to what the row holds."""
-    raise NotImplementedError("only within kernels")
+    raise TypeError("put is compiled into kernels; Python cannot call it")
 
 
 @overload(put)

@@ -23,7 +23,7 @@ def _by_kind(plain: Any, words: Any) -> Any:
     """A function for kernels in two forms, for elements and for words; its first argument decides."""
 
     def chosen_by_numba(x, *args):
-        raise NotImplementedError("only within kernels")
+        raise TypeError("packing is compiled into kernels; Python cannot call it")
 
     @overload(chosen_by_numba)
     def choose(x, *args):

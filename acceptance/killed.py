@@ -1,14 +1,15 @@
-"""Kill a run at a random moment and go on with it, as a person would; what the scripts about lost processes share."""
+"""Kill commands at random moments and go on with them, as a person would; what the scripts about lost processes share."""
 
 import random
 import shutil
 import subprocess
+import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
-from training import command, environment
+from training import command, environment, fingerprint, lines
 
-from tapeless.data.files import file_sha256
 from tapeless.train.run_dir import RunDir
 
 KINDS = ("step", "watch", "eval", "sample", "checkpoint")  # lines of the metrics that must not feel a kill
@@ -33,9 +34,27 @@ def go_on(run: RunDir, flags: Sequence[object]) -> list[object]:
     return ["new", *flags, "--out-dir", run.path]
 
 
-def fingerprint(run: RunDir) -> dict[str, str]:
-    latest = run.checkpoints / (run.checkpoints / "latest").read_text().strip()
-    return {name: file_sha256(latest / name) for name in ("model.safetensors", "optim.safetensors", "state.json")}
+class Killed(NamedTuple):
+    told: int  # lines it had written when it was killed
+    equal: bool  # hashes and lines in the end are those of the unbroken run
+
+
+def killed_runs(folder: Path, flags: Sequence[object], kills: int, draw: random.Random) -> tuple[RunDir, list[Killed]]:
+    """An unbroken run, and so many others that are each killed once, at a moment drawn over all of its time."""
+    expected, killed, attempts = RunDir(folder / "unbroken"), [], 0
+    began = time.monotonic()
+    to_the_end("new", *flags, "--out-dir", expected.path)
+    whole = time.monotonic() - began
+    while len(killed) < kills:
+        attempts += 1
+        resumed = killed_once(folder / f"killed-{attempts}", flags, draw, whole)
+        if resumed is None:
+            continue
+        run, told = resumed
+        same = fingerprint(run) == fingerprint(expected) and lines(run, *KINDS) == lines(expected, *KINDS)
+        killed.append(Killed(told, same))
+        print(f"      kill {len(killed)}, {told} lines written: {'equal' if same else 'DIFFERENT'}", flush=True)
+    return expected, killed
 
 
 def killed_once(folder: Path, flags: Sequence[object], draw: random.Random, seconds: float) -> tuple[RunDir, int] | None:

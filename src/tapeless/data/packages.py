@@ -1,0 +1,14 @@
+"""Packages that only some files need: imported when one of those comes up, and asked for by name where they are not there.
+Judged by: tests/data/test_read.py, tests/data/test_tokenizer.py, tests/interop/test_gguf_export.py."""
+
+from importlib import import_module
+from typing import Any
+
+from tapeless.errors import MissingError
+
+
+def package(name: str, needed_by: object) -> Any:
+    try:
+        return import_module(name)
+    except ImportError:
+        raise MissingError(f"{needed_by} needs the package `{name}`: pip install {name}") from None

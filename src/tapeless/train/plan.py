@@ -1,0 +1,31 @@
+"""What a configuration leaves open until the model and the data are known: the length of a window, how many steps a run has,
+and in how many of them the learning rate rises.
+Judged by: tests/train/test_trainer.py, tests/train/test_resume.py."""
+
+from tapeless.config import AnyModelConfig, ModelConfig, TrainConfig
+from tapeless.errors import WARMUP_TOO_LONG
+
+DEFAULT_STEPS = 1000
+WARMUP_SHARE, WARMUP_MOST = 0.05, 100
+
+
+def default_seq_len(config: AnyModelConfig) -> int:
+    """The longest window a transformer is made for; a SimpleLM sees one token anyway."""
+    return config.max_seq_len if isinstance(config, ModelConfig) else 32
+
+
+def total_steps(c: TrainConfig, num_windows: int, *, steps: int = 0, samples: int = 0) -> int:
+    """How many steps a run has, of which it has taken `steps` and seen `samples`; num_windows: in an epoch."""
+    limits = [] if c.max_steps is None else [c.max_steps]
+    if c.epochs is not None:
+        left = c.epochs * num_windows - samples
+        limits.append(max(1, steps + left // (c.batch_size * c.grad_accum)))
+    return min(limits, default=DEFAULT_STEPS)
+
+
+def warmup_steps(c: TrainConfig, total: int) -> int:
+    if c.warmup_steps is None:
+        return min(WARMUP_MOST, int(WARMUP_SHARE * total)) if c.lr_schedule == "warmup-cosine" else 0
+    if c.warmup_steps > total:
+        raise WARMUP_TOO_LONG(warmup=c.warmup_steps, total=f"the {total} steps of the run", most=total)
+    return c.warmup_steps

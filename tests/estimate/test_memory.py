@@ -42,6 +42,15 @@ def test_every_dtype_of_a_cpu_has_an_estimate(ops: str):
     assert min(peaks) > 0
 
 
+def test_what_is_far_too_large_is_not_tried(monkeypatch: pytest.MonkeyPatch):
+    """The peak is at least what its weights, activations and batch take; a dry run would take as long as the batch is large."""
+    exact = memory_of(MODEL, replace(TRAIN, ops="reference", verify=False)).peak
+    monkeypatch.setattr(memory, "available_bytes", lambda device: exact // 100)
+    monkeypatch.setattr(memory, "dry_run", lambda *arguments: pytest.fail("a dry run of what is far too large"))
+    far = memory_of(MODEL, replace(TRAIN, ops="reference", verify=False))
+    assert exact // 100 * memory.FAR < far.peak == sum(far.parts.values()) <= exact
+
+
 def test_a_moving_average_is_a_part_of_it():
     plain, averaged = (memory_of(MODEL, replace(TRAIN, ops="reference", ema_decay=decay)) for decay in (0.0, 0.9))
     assert "moving average" not in plain.parts

@@ -111,7 +111,7 @@ def dry_run(config: AnyModelConfig, train: TrainConfig, ops: str) -> DryRun:
         kept = [checkpointed(model.params), *optimizer.named_state().values(), *([] if ema is None else [ema.named()])]
     N, itemsize = train.batch_size * T, store.compute_flat.element_size()
     rows = double.logits_rows(N, config.vocab_size) if double else min(N, chunk_rows(config.vocab_size, CHUNK))
-    saved = _saved(config, train, lowest=model.lowest if isinstance(model, Transformer) else 0)
+    saved = saved_of(config, train, lowest=model.lowest if isinstance(model, Transformer) else 0)
     return DryRun(
         parameters=store.flat.nbytes,
         copy=0 if store.compute_flat is store.flat else store.compute_flat.nbytes,
@@ -145,7 +145,7 @@ def _step(model: AnyModel, optimizer: Any, tokens: Tensor, targets: Tensor, trai
     optimizer.step(scale=0.5, copy=model.store.copy)
 
 
-def _saved(config: AnyModelConfig, train: TrainConfig, *, lowest: int) -> int:
+def saved_of(config: AnyModelConfig, train: TrainConfig, *, lowest: int) -> int:
     """lowest: the first block that keeps anything."""
     assert train.seq_len is not None
     if isinstance(config, ModelConfig):

@@ -6,6 +6,8 @@
     evaluation      the same forward on its own windows
     gradient check  before the first step, on the host: a judge in float64 (16 bytes a parameter), its twin in complex128 (16),
                     two directions (16), the one it goes along beside the one before (16), and its own libraries
+
+What is many times too large is told by its weights and activations alone: a dry run of it would take as long as it is large.
 Judged by: tests/estimate/test_memory.py, acceptance/estimate.py."""
 
 from typing import NamedTuple
@@ -15,8 +17,9 @@ import torch
 from tapeless.bench.device import used_bytes
 from tapeless.bench.task import num_params
 from tapeless.config import AnyModelConfig, ModelConfig, TrainConfig
-from tapeless.estimate.dry_run import dry_run
+from tapeless.estimate.dry_run import dry_run, saved_of
 from tapeless.kernels.choose import choose
+from tapeless.train.room import available_bytes
 from tapeless.verify.first_batch import CHECKED
 
 MIB = 2**20
@@ -30,6 +33,7 @@ LIBRARIES = {
 }
 OF_A_GPU = 32 * MIB  # the workspace of its library of products
 JUDGE, OF_THE_CHECK = 64, 64 * MIB  # bytes a parameter, and in all
+FAR = 4  # times what is free: beyond, no detail can make it fit
 
 
 class Memory(NamedTuple):
@@ -49,6 +53,8 @@ def memory_of(config: AnyModelConfig, train: TrainConfig) -> Memory:
     """train: with a seq_len and a dtype."""
     device = torch.device(train.device)
     ops = choose(train.ops, device, train.dtype).ops.name if isinstance(config, ModelConfig) else "reference"
+    if sum((least := least_parts(config, train)).values()) > FAR * available_bytes(train.device):
+        return Memory(train.device, ops, least, {"training step": sum(least.values())}, 0, least["parameters"])
     found = dry_run(config, train, ops)
     parts = {
         "parameters": found.parameters,
@@ -72,6 +78,16 @@ def memory_of(config: AnyModelConfig, train: TrainConfig) -> Memory:
         phases["gradient check"] = sum(parts[name] for name in held) + JUDGE * num_params(config) + OF_THE_CHECK
     parts = {name: size for name, size in parts.items() if size}
     return Memory(train.device, ops, parts, phases, used_bytes("cpu") if on_host else 0, found.checkpoint)
+
+
+def least_parts(config: AnyModelConfig, train: TrainConfig) -> dict[str, int]:
+    """What no run is without, by formula; of a model that is trained in part, any block may keep nothing."""
+    lowest = config.num_layers if isinstance(config, ModelConfig) and (train.freeze or train.lora) else 0
+    return {
+        "parameters": 4 * num_params(config),
+        "saved activations": saved_of(config, train, lowest=lowest),
+        "batch": 2 * 8 * train.batch_size * train.grad_accum * (train.seq_len or 1),  # tokens and targets, int64
+    }
 
 
 def libraries(ops: str, dtype: str) -> int:

@@ -1,5 +1,7 @@
 """Documents that are packed into one window teach what they would alone, and a resumed run sees the same ones."""
 
+import json
+import shlex
 from dataclasses import replace
 from pathlib import Path
 
@@ -7,6 +9,8 @@ import numpy as np
 import pytest
 import torch
 
+import tapeless
+from tapeless.cli.main import main
 from tapeless.config import ModelConfig, SimpleLMConfig, TrainConfig
 from tapeless.data.loader import IGNORED, Loader, validation_windows
 from tapeless.data.prepare import prepare
@@ -86,6 +90,30 @@ def test_it_changes_the_training(data):
         return trainer.step(*trainer.next_batch()).loss
 
     assert loss(True) != loss(False)
+
+
+def test_validation_is_of_its_own_documents_one_by_one(data, tmp_path: Path, capsys: pytest.CaptureFixture):
+    """The trainer and the command say the loss that the held-out documents have alone."""
+    assert not np.array_equal(data.train_starts[: len(data.val_starts)], data.val_starts)
+    words = (
+        "--hidden-dim 16 --num-layers 1 --num-heads 2 --intermediate-dim 24 --max-seq-len 24 --document-attention --max-steps 2"
+    )
+    words += f" --eval-windows 0 --batch-size 2 --no-verify --sample-tokens 1 --json --dataset-path {tmp_path / 'data'}"
+    assert main(["train", "new", *shlex.split(words), "--out-dir", str(tmp_path / "run")]) == 0
+    told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert main(["eval", str(tmp_path / "run"), "--json"]) == 0
+    evaluated = json.loads(capsys.readouterr().out)
+    model, loss, count = tapeless.load(tmp_path / "run"), 0.0, 0
+    for first in range(0, len(data.val) - 1, 24):  # window by window, and in it document by document
+        window = np.arange(first, min(first + 25, len(data.val)))
+        for places in np.split(window, np.flatnonzero(np.isin(window, data.val_starts) & (window > first))):
+            row = torch.from_numpy(data.val[places].astype(np.int64))[None]
+            if len(places) > 1:
+                loss += float(model.loss(row[:, :-1], row[:, 1:], num_targets=1))
+                count += len(places) - 1
+    assert evaluated["tokens"] == count
+    assert evaluated["val_loss"] == pytest.approx(loss / count, rel=1e-5)
+    assert next(event for event in told if event["event"] == "eval")["val_loss"] == pytest.approx(loss / count, rel=1e-5)
 
 
 def test_what_it_needs(data):

@@ -10,6 +10,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tapeless.cli.idle import refuse_idle
 from tapeless.config import (
     KINDS,
     WEIGHTS,
@@ -21,7 +22,6 @@ from tapeless.config import (
     preset_names,
     preset_recipe,
     read_recipe,
-    refuse_idle,
 )
 from tapeless.errors import ConfigError, UsageError
 

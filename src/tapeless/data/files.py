@@ -6,6 +6,7 @@ Judged by: tests/data/test_files.py, tests/faults/test_failing_writes.py."""
 import hashlib
 import json
 import os
+import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import count
@@ -111,3 +112,12 @@ def is_pickle(data: bytes) -> bool:
 def file_sha256(path: Path) -> str:
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def link(source: Path, target: Path) -> None:
+    """The same file under another name, or a copy where the disk has no links. Files of data are replaced, never written into,
+    so the other name keeps its content."""
+    try:
+        os.link(source.resolve(), target)
+    except OSError:
+        shutil.copyfile(source, target)

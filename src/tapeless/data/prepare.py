@@ -10,7 +10,6 @@ Judged by: tests/data/test_prepare.py."""
 import hashlib
 import json
 import os
-import shutil
 from array import array
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -22,7 +21,7 @@ import numpy as np
 from tapeless.config import TrainConfig
 from tapeless.data.corpora import Document, stdlib, stdlib_docs
 from tapeless.data.encode import encoded, usable_cores
-from tapeless.data.files import atomic_write, file_sha256, write_json, writing
+from tapeless.data.files import atomic_write, file_sha256, link, write_json, writing
 from tapeless.data.foreign import hash_of_files, kept_files, open_joined, token_files
 from tapeless.data.instructions import (
     COUNTS,
@@ -259,15 +258,6 @@ def _foreign_record(path: Path, folder: Path, tokenizer: Tokenizer) -> dict[str,
         "bytes_per_token": num_bytes / len(val),
         "fingerprint": _fingerprint(folder, tokenizer),
     }
-
-
-def link(source: Path, target: Path) -> None:
-    """The same file under another name, or a copy where the disk has no links. Files of data are replaced, never written into,
-    so the other name keeps its content."""
-    try:
-        os.link(source.resolve(), target)
-    except OSError:
-        shutil.copyfile(source, target)
 
 
 def fingerprints(folder: Path) -> dict[str, str]:

@@ -39,7 +39,9 @@ def check_kernel(case: OpCase, dtypes: Iterable[str] = ("float32", "bfloat16")) 
     for dtype in dtypes:
         check_behaviour(case, dtype)
     check_precision(case, dtypes)
-    check_within(at_other_sizes(case))
+    others = list(at_other_sizes(case))
+    if others:  # a case that is about its own sizes has none
+        check_within(others)
 
 
 def check_within(findings: Iterable[Finding]) -> None:

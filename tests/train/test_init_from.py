@@ -148,6 +148,15 @@ def test_a_directory_trains_as_its_import_does(source: Path, tmp_path: Path, ada
     assert len(losses(tmp_path / "direct")) == 6
 
 
+def test_epochs_of_a_directory_are_counted_as_those_of_its_import(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture):
+    data = ["--dataset-path", str(tmp_path / "text.txt"), "--epochs", "3", "--batch-size", "2", "--no-calibrate", "--json"]
+    found = []
+    for begin in (source, tmp_path / "theirs"):
+        assert main(["estimate", "--init-from", str(begin), *data]) == 0
+        found.append(json.loads(capsys.readouterr().out)["steps"])
+    assert found[0] == found[1] > 10
+
+
 def test_begun_from_a_directory_and_cut_off_it_begins_with_the_same_weights(source: Path, tmp_path: Path):
     words = ["--init-from", tmp_path / "theirs", "--dataset-path", tmp_path / "text.txt", "--max-steps", "3"]
     whole, cut = RunDir(tmp_path / "whole"), RunDir(tmp_path / "cut")

@@ -18,7 +18,8 @@ from tapeless.estimate.fit import obstacles
 from tapeless.estimate.memory import memory_of
 from tapeless.train.plan import total_steps
 from tapeless.train.room import available_bytes, free_disk
-from tapeless.train.runs import stop_of
+from tapeless.train.run_dir import RunDir
+from tapeless.train.runs import stop_of, with_run
 
 Record = dict[str, Any]
 
@@ -29,6 +30,7 @@ def planned_steps(config: AnyModelConfig, train: TrainConfig) -> int:
         return total_steps(train, 0)
     assert train.seq_len is not None
     with tempfile.TemporaryDirectory(prefix="tapeless-") as folder:
+        train = with_run(train, RunDir(Path(folder)), ())
         data = prepare(train, config.vocab_size, Path(folder), end=stop_of(train))
         loader = training_batches(data, train.seq_len, train.batch_size * train.grad_accum, train.seed)
         return total_steps(train, loader.num_windows)

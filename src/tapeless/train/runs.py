@@ -99,7 +99,7 @@ def begin(
     run = RunDir.create(out_dir)
     try:
         prepare_process(train_config)
-        train_config = _with_run(resolved(model_config, train_config), run, argv)
+        train_config = with_run(resolved(model_config, train_config), run, argv)
         data = prepare(train_config, model_config.vocab_size, run.path, end=stop_of(train_config))
         named = {"tokenizer_hash": data.tokenizer.fingerprint, "dataset_fingerprint": data.fingerprint}
         if train_config.init_from:
@@ -115,7 +115,7 @@ def begin(
     return run, config, data
 
 
-def _with_run(train: TrainConfig, run: RunDir, argv: Sequence[str]) -> TrainConfig:
+def with_run(train: TrainConfig, run: RunDir, argv: Sequence[str]) -> TrainConfig:
     """init_from names a run from here on: a Hugging Face directory is imported as one, within the new run, which then needs
     the directory no more."""
     if not train.init_from or not is_hugging_face(Path(train.init_from)):

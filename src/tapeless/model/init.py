@@ -28,29 +28,38 @@ def param_seed(seed: int, name: str) -> int:
 
 
 def initial_values(spec: ParamSpec, scheme: str, num_layers: int, seed: int) -> Tensor:  # spec.shape, float32 on the CPU
+    return _drawn(torch.empty(spec.shape, **PLAIN), spec, scheme, num_layers, seed)
+
+
+def _drawn(w: Tensor, spec: ParamSpec, scheme: str, num_layers: int, seed: int) -> Tensor:
+    """w (spec.shape), float32 on the CPU, filled in place: memory that is touched once costs more than the draws."""
     if spec.init in ("ones", "zeros"):
-        return torch.full(spec.shape, 1.0 if spec.init == "ones" else 0.0, **PLAIN)
+        return w.fill_(1.0 if spec.init == "ones" else 0.0)
     generator = torch.Generator("cpu").manual_seed(param_seed(seed, spec.name))
     if spec.init == "embedding":
-        return torch.randn(spec.shape, generator=generator, **PLAIN) * STD
+        return w.normal_(generator=generator).mul_(STD)
     fan_out, fan_in = spec.shape
     if spec.init == "adapter":
-        return (2 * torch.rand(spec.shape, generator=generator, **PLAIN) - 1) / math.sqrt(fan_in)
+        return w.uniform_(generator=generator).mul_(2).sub_(1).div_(math.sqrt(fan_in))
     if scheme == "kaiming":
-        return torch.randn(spec.shape, generator=generator, **PLAIN) * math.sqrt(2 / fan_in)
+        return w.normal_(generator=generator).mul_(math.sqrt(2 / fan_in))
     if scheme == "xavier":
-        return (2 * torch.rand(spec.shape, generator=generator, **PLAIN) - 1) * math.sqrt(6 / (fan_in + fan_out))
+        return w.uniform_(generator=generator).mul_(2).sub_(1).mul_(math.sqrt(6 / (fan_in + fan_out)))
     if scheme == "scaled-normal":
         depth = math.sqrt(2 * num_layers) if spec.init == "residual" else 1.0
-        return torch.randn(spec.shape, generator=generator, **PLAIN) * (STD / depth)
+        return w.normal_(generator=generator).mul_(STD / depth)
     raise ConfigError(f"unknown init {scheme!r}; {nearest(scheme, ('scaled-normal', 'kaiming', 'xavier'))}")
 
 
 def initialize(store: ParamStore, scheme: str, num_layers: int, seed: int) -> None:
-    """In threads: torch draws on one core, and lets go of Python meanwhile."""
+    """In threads, the largest first: torch draws on one core, and lets go of Python meanwhile."""
 
     def fill(spec: ParamSpec) -> None:
-        store.params[spec.name].copy_(initial_values(spec, scheme, num_layers, seed))
+        w = store.params[spec.name]
+        if w.dtype == PLAIN["dtype"] and w.device.type == PLAIN["device"]:
+            _drawn(w, spec, scheme, num_layers, seed)
+        else:
+            w.copy_(initial_values(spec, scheme, num_layers, seed))
 
     with ThreadPoolExecutor(torch.get_num_threads()) as threads:
-        list(threads.map(fill, store.layout.specs.values()))
+        list(threads.map(fill, sorted(store.layout.specs.values(), key=lambda spec: -math.prod(spec.shape))))

@@ -118,6 +118,7 @@ TRAINED = (
     "corruptions",
     "one_writer",
     "guards",
+    "cost_of_care",
     "training_options",
     "memory_steady",
 )

@@ -13,7 +13,7 @@ SRC = ROOT / "src" / "tapeless"
 
 # Who may import whom: config <- ops <- kernels <- model <- generate, interop <- train <- cli; config <- data, optim;
 # verify sees all but cli, bench sees verify too, estimate sees bench.
-BELOW: dict[str, set[str]] = {"errors": set(), "config": {"errors"}}
+BELOW: dict[str, set[str]] = {"start": set(), "errors": set(), "config": {"errors"}}
 BELOW["ops"] = BELOW["config"] | {"config"}
 BELOW["data"] = BELOW["optim"] = BELOW["ops"]
 BELOW["kernels"] = BELOW["ops"] | {"ops"}
@@ -21,7 +21,7 @@ BELOW["model"] = BELOW["kernels"] | {"kernels"}
 BELOW["generate"] = BELOW["interop"] = BELOW["model"] | {"model", "data", "optim"}
 BELOW["train"] = BELOW["generate"] | {"generate", "interop"}  # samples are drawn; a run may begin with others' weights
 BELOW["verify"] = BELOW["train"] | {"train"}
-BELOW["bench"] = BELOW["verify"] | {"verify"}
+BELOW["bench"] = BELOW["verify"] | {"verify", "start"}
 BELOW["report"] = BELOW["tasks"] = BELOW["train"] | {"train"}
 BELOW["estimate"] = BELOW["bench"] | {"bench"}
 BELOW["cli"] = BELOW["estimate"] | {"estimate", "report", "tasks"}

@@ -13,7 +13,7 @@ from typing import Any
 from tapeless.bench.task import OUR_OWN, Task
 from tapeless.errors import WorkerError
 
-COMMAND = (sys.executable, "-m", "tapeless.bench.worker")
+COMMAND = (sys.executable, "-m", "tapeless.bench")
 WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")  # how threads wait, which `tapeless` sets for itself
 CACHES = ("NUMBA_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
 

@@ -83,7 +83,7 @@ def serve(requests: Iterable[str], answers: IO[str]) -> None:
         answers.flush()
 
 
-if __name__ == "__main__":
+def main() -> None:
     # Whatever a library prints must not end up between the answers.
     private = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())

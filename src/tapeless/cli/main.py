@@ -26,6 +26,7 @@ from tapeless.cli import (
 )
 from tapeless.config import nearest
 from tapeless.errors import UNKNOWN_FLAG, WRONG_TYPE, TapelessError, UsageError
+from tapeless.start import collect_seldom
 
 COMMANDS = {
     "train": train,
@@ -101,6 +102,8 @@ def main(argv: list[str] | None = None) -> int:
     # cores, 260 instead of 800 with one of them taken; without any spinning 64 and 95.
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+    if argv is None:  # the process is ours
+        collect_seldom()
     args = argparse.Namespace(debug="--debug" in (sys.argv[1:] if argv is None else argv))
     try:
         build_parser().parse_args(argv, args)

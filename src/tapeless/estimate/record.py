@@ -30,8 +30,8 @@ def planned_steps(config: AnyModelConfig, train: TrainConfig) -> int:
         return total_steps(train, 0)
     assert train.seq_len is not None
     with tempfile.TemporaryDirectory(prefix="tapeless-") as folder:
-        train = with_run(train, RunDir(Path(folder)), ())
-        data = prepare(train, config.vocab_size, Path(folder), end=stop_of(train))
+        begun = with_run(train, RunDir(Path(folder)), ())
+        data = prepare(begun, config.vocab_size, Path(folder), end=stop_of(begun))
         loader = training_batches(data, train.seq_len, train.batch_size * train.grad_accum, train.seed)
         return total_steps(train, loader.num_windows)
 

@@ -1,0 +1,34 @@
+"""Commands and contenders look for garbage seldom, from before torch is loaded; a library that is imported changes nothing."""
+
+import subprocess
+import sys
+
+import pytest
+
+from tapeless.start import OBJECTS
+
+SAY = "import gc, sys; print(gc.get_threshold()[0], 'torch' in sys.modules)"
+
+
+def said(code: str) -> list[str]:
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+
+
+def test_importing_the_library_changes_nothing():
+    assert said(f"import tapeless; {SAY}") == [str(value) for value in (700, False)]
+
+
+@pytest.mark.parametrize("module", ["tapeless", "tapeless.bench"])
+def test_set_before_torch_is_loaded(module: str):
+    """A hook at the first import of torch says what is set by then."""
+    hook = f"""
+import gc, runpy, sys
+class Hook:
+    def find_spec(self, name, path=None, target=None):
+        if name == "torch":
+            print(gc.get_threshold()[0]); sys.stdout.flush(); sys.exit(0)
+sys.meta_path.insert(0, Hook())
+sys.argv = ["{module}", "train", "new", "--preset", "tiny"]
+runpy.run_module("{module}", run_name="__main__", alter_sys=True)
+"""
+    assert said(hook) == [str(OBJECTS)]

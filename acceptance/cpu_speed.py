@@ -17,7 +17,7 @@ BOUNDS: dict[str, tuple[float, float, float | None]] = {
     "llama-base": (1.4, 1.1, 0.9),
 }
 GENERATES = {"llama-tiny": 3.0, "llama-small": 3.0, "llama-base": 1.3}  # model -> ratio to transformers, same dtype
-# Seconds until the first step begins, its end less a steady step: that of llama-base takes most of three seconds itself.
+# Seconds to the first step: until it begins, which is its end less a steady step, and until it ends.
 BOUND_OF_FIRST = {"warm": 3.0, "cold": 30.0}
 
 missing = [part for part in (*TRAINING, *GENERATION) if not (RESULTS / f"{part}.json").exists()]
@@ -64,12 +64,13 @@ for name, (ratio, in_float32, memory) in BOUNDS.items():
     for label, times in result["first_steps"].items():
         for kind, bound in BOUND_OF_FIRST.items() if label.startswith("ours ") else ():
             begins, ends = times[kind] - steady[label], times[kind]
-            claims.check(
-                f"{name}: {label}, time to the first step, {kind}, from the start of the process",
-                bound=f"below {bound:g} s",
-                measured=f"{begins:.1f} s to its beginning, {ends:.1f} s to its end; a step takes {steady[label]:.2f} s",
-                ok=begins < bound,
-            )
+            for reached, seconds in (("begins", begins), ("ends", ends)):
+                claims.check(
+                    f"{name}: {label}, the first step {reached}, {kind}, after the start of the process",
+                    bound=f"below {bound:g} s",
+                    measured=f"{seconds:.1f} s; a step takes {steady[label]:.2f} s",
+                    ok=seconds < bound,
+                )
 for name, ratio in GENERATES.items():
     result = measured(f"generation-{name}")
     for pair in result["ratios"]:

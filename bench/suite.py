@@ -24,6 +24,7 @@ CPU = {**TRAINING, **GENERATION, **SCALING}
 # On a GPU, in bfloat16, what one trains in there, and ours in fp8. The compiler's slowest mode takes minutes: its own part.
 ON_GPU = "--device cuda --rounds 5 --dtypes"
 MODES = "--contenders ours,compile,reduce-overhead"
+TUNED = "--contenders ours,compile,max-autotune"
 SMALL, MEDIUM, LARGE = (
     "--preset llama-124m --batch-size 32 --seq-len 1024",
     "--preset llama-350m --batch-size 16 --seq-len 1024",
@@ -34,7 +35,9 @@ CUDA = {
     "cuda-llama-124m": f"{SMALL} {ON_GPU} bfloat16,fp8 --contenders ours,deterministic,compile,floor",
     "cuda-llama-350m": f"{MEDIUM} {ON_GPU} bfloat16,fp8 --contenders ours,compile,floor",
     "cuda-llama-1b": f"{LARGE} {ON_GPU} bfloat16,fp8 --contenders ours,compile,floor",
-    "cuda-llama-124m-autotune": f"{SMALL} {ON_GPU} bfloat16 --contenders ours,compile,max-autotune",
+    "cuda-llama-124m-autotune": f"{SMALL} {ON_GPU} bfloat16 {TUNED}",
+    "cuda-llama-350m-autotune": f"{MEDIUM} {ON_GPU} bfloat16 {TUNED}",
+    "cuda-llama-1b-autotune": f"{LARGE} {ON_GPU} bfloat16 {TUNED}",
     "cuda-llama-124m-kernels": f"{SMALL} {ON_GPU} bfloat16,fp8 --kernels",
     "cuda-llama-124m-largest": f"{SMALL} {ON_GPU} bfloat16,fp8 --largest-batch --contenders ours,compile",
 }

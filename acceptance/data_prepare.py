@@ -9,16 +9,18 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from statistics import median
 from typing import NamedTuple
 
 import numpy as np
 from claim import Claims
-from training import command, load_average, scratch, tapeless
+from training import command, scratch, tapeless
 
 SMALL, LARGE = 50_000_000, 200_000_000  # bytes of text
 LEARNED = 5_000_000  # bytes that the tokenizer is trained on
 VOCABULARY, WORDS, WORDS_PER_DOCUMENT = 8192, 50_000, 300
 GROWTH = 0.10
+ROUNDS = 3
 CORES = len(os.sched_getaffinity(0))
 
 PEER = """
@@ -123,23 +125,39 @@ def main() -> None:
             measured=f"{100 * growth:+.1f} %",
             ok=growth <= GROWTH,
         )
-        ours, python = LARGE / 1e6 / rows[LARGE].seconds, os.environ.get("TAPELESS_DATASETS_PYTHON")
-        theirs = peer(python, source[LARGE], tokenizer, folder / "cache") if python else None
-        if theirs:
-            speed = LARGE / 1e6 / theirs["seconds"]
-            claims.check(
-                f"{LARGE / 1e6:.0f} MB on {CORES} cores, the whole command against `map` of datasets {theirs['version']} "
-                f"alone, which has {speed:.2f} MB/s",
-                bound="at least as fast",
-                measured=f"{ours:.2f} MB/s, {ours / speed:.2f} times, at load {load_average()}",
-                ok=ours >= speed,
-            )
+        python, theirs = os.environ.get("TAPELESS_DATASETS_PYTHON"), []
+        ours = [rows[LARGE]]
+        if python:
+            for i in range(ROUNDS):  # by turns; `map` would take an old answer from its cache
+                theirs.append(peer(python, source[LARGE], tokenizer, folder / f"cache-{i}"))
+                ours.append(prepared(source[LARGE], tokenizer, folder / f"again-{i}"))
+            compare(claims, ours, theirs)
         else:
             print("left out: datasets.map, since TAPELESS_DATASETS_PYTHON names no Python that has the package")
     claims.finish(
         table=[{"bytes": size, "seconds": row.seconds, "peak": row.peak, **row.facts} for size, row in rows.items()],
-        megabytes_per_second=ours,
+        seconds=[row.seconds for row in ours],
         peer=theirs or "left out: TAPELESS_DATASETS_PYTHON names no Python that has `datasets`",
+    )
+
+
+def compare(claims: Claims, ours: list[Prepared], theirs: list[dict]) -> None:
+    facts, version = ours[0].facts, theirs[0]["version"]
+    between = facts["documents"] - 2  # all but the last of each part
+    claims.check(
+        f"{LARGE / 1e6:.0f} MB: the tokens of `map` of datasets {version}, and one for the empty line between two documents",
+        bound=f"{theirs[0]['tokens'] + between:,}",
+        measured=f"{facts['training_tokens'] + facts['validation_tokens']:,}",
+        ok=facts["training_tokens"] + facts["validation_tokens"] == theirs[0]["tokens"] + between,
+    )
+    speed, peers = (
+        LARGE / 1e6 / median(times) for times in ([row.seconds for row in ours], [row["seconds"] for row in theirs])
+    )
+    claims.check(
+        f"{LARGE / 1e6:.0f} MB on {CORES} cores, the whole command against `map` alone, which has {peers:.1f} MB/s",
+        bound="at least as fast",
+        measured=f"{speed:.1f} MB/s, {speed / peers:.2f} times",
+        ok=speed >= peers,
     )
 
 

@@ -138,6 +138,10 @@ def report() -> str:
     return "\n".join([*claims("report"), "", measured_on(result("report")["machine"])]) + "\n"
 
 
+def data() -> str:
+    return "\n".join([*claims("data_prepare"), "", measured_on(result("data_prepare")["machine"])]) + "\n"
+
+
 def logs() -> str:
     stored = result("logs")
     packages = f"wandb {stored['wandb']}, trackio {stored['trackio']}"
@@ -181,6 +185,7 @@ REGIONS = {
     ("docs/verification.md", "mutants"): mutants,
     ("docs/training.md", "measured"): training,
     ("docs/errors.md", "catalogue"): catalogue,
+    ("docs/data.md", "measured"): data,
     ("docs/report.md", "report"): report,
     ("docs/report.md", "logs"): logs,
     ("docs/interop.md", "measured"): interop,

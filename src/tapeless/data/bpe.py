@@ -12,6 +12,7 @@ import numpy as np
 
 from tapeless.data.packages import package
 from tapeless.data.tokenizer import StreamDecoder, Tokenizer, byte_symbols, utf8
+from tapeless.data.words import Words, cuts_as_gpt2, ids_of, repeats_itself
 from tapeless.errors import DataError
 
 MOST_IDS = 1 << 22  # a table has a place for each: a stray id of four billion must not make one
@@ -51,20 +52,23 @@ class BpeTokenizer(Tokenizer):
         super().__init__(table, spec)
         decoder = spec.get("decoder")
         self.byte_level = isinstance(decoder, dict) and decoder.get("type") == "ByteLevel"
+        self.words = Words(self.backend) if cuts_as_gpt2(spec) and repeats_itself(spec) else None
 
     def encode(self, text: str) -> np.ndarray:  # (n,) int64
         utf8(text)
-        return np.array(self.backend.encode(text, add_special_tokens=False).ids, np.int64)
+        return ids_of(self.backend.encode(text, add_special_tokens=False))
 
     def encode_prompt(self, text: str) -> np.ndarray:  # (n,) int64
         utf8(text)
-        return np.array(self.backend.encode(text).ids, np.int64)
+        return ids_of(self.backend.encode(text))
 
     def encode_all(self, texts: Sequence[str]) -> list[np.ndarray]:  # (n,) int64 each
         for text in texts:
             utf8(text)
+        if self.words is not None:
+            return self.words.encode_all(texts)
         found = self.backend.encode_batch_fast(list(texts), add_special_tokens=False)  # without the places in the text
-        return [np.array(encoding.ids, np.int64) for encoding in found]
+        return list(map(ids_of, found))
 
     def decode_bytes(self, ids: Iterable[int]) -> bytes:
         if self.byte_level:

@@ -19,6 +19,7 @@ from torch import Tensor
 from tapeless.config import ModelConfig, nearest
 from tapeless.data.packages import package
 from tapeless.data.tokenizer import Tokenizer
+from tapeless.data.words import cuts_as_gpt2
 from tapeless.errors import ConfigError
 from tapeless.interop.families import FAMILIES, completed, family_of, training_notes
 from tapeless.interop.generation import Generation
@@ -109,13 +110,12 @@ def _check_known(tokenizer: Tokenizer) -> None:
     """llama.cpp splits by a pattern that it knows by name. Bytes without merges come out alike under any."""
     spec = tokenizer.spec
     before, model = spec.get("pre_tokenizer") or {}, spec["model"]
-    if tokenizer.kind != "bytes":
-        split = before.get("type") == "ByteLevel" and before.get("use_regex", True) and not before.get("add_prefix_space")
-        if model.get("type") != "BPE" or not split or spec.get("normalizer") or model.get("ignore_merges"):
-            raise ConfigError(
-                f"llama.cpp knows byte-level BPE with GPT-2's split pattern; this tokenizer ({tokenizer.kind}, "
-                f"{model.get('type')}, {before.get('type')}) is another: train with --tokenizer bpe or bytes, or export to hf"
-            )
+    known = model.get("type") == "BPE" and cuts_as_gpt2(spec) and not spec.get("normalizer") and not model.get("ignore_merges")
+    if tokenizer.kind != "bytes" and not known:
+        raise ConfigError(
+            f"llama.cpp knows byte-level BPE with GPT-2's split pattern; this tokenizer ({tokenizer.kind}, "
+            f"{model.get('type')}, {before.get('type')}) is another: train with --tokenizer bpe or bytes, or export to hf"
+        )
 
 
 def with_mean_row(w: Tensor) -> Tensor:  # (V, C) -> (V + 1, C)

@@ -94,7 +94,9 @@ def prepared(source: Path, tokenizer: Path, out: Path) -> Prepared:
         output = process.stdout.read()
     if process.returncode:
         sys.exit(f"tapeless data prepare ended with status {process.returncode}")
-    return Prepared(time.monotonic() - start, peak, json.loads(output))
+    facts = json.loads(output)
+    del facts["source"]  # a path of today
+    return Prepared(time.monotonic() - start, peak, facts)
 
 
 def peer(python: str, source: Path, tokenizer: Path, cache: Path) -> dict:
@@ -119,7 +121,7 @@ def main() -> None:
             rows[size] = prepared(source[size], tokenizer, folder / f"data-{size}")
         growth = rows[LARGE].peak / rows[SMALL].peak - 1
         claims.check(
-            f"`tapeless data prepare`, peak memory of all its processes: {rows[LARGE].peak / 2**20:.0f} MiB for "
+            f"peak memory of all processes: {rows[LARGE].peak / 2**20:.0f} MiB for "
             f"{LARGE / 1e6:.0f} MB of text, {rows[SMALL].peak / 2**20:.0f} MiB for {SMALL / 1e6:.0f} MB",
             bound=f"within {100 * GROWTH:.0f} %",
             measured=f"{100 * growth:+.1f} %",
@@ -135,7 +137,7 @@ def main() -> None:
         else:
             print("left out: datasets.map, since TAPELESS_DATASETS_PYTHON names no Python that has the package")
     claims.finish(
-        table=[{"bytes": size, "seconds": row.seconds, "peak": row.peak, **row.facts} for size, row in rows.items()],
+        table=[{"bytes": size, **row._asdict()} for size, row in rows.items()],
         seconds=[row.seconds for row in ours],
         peer=theirs or "left out: TAPELESS_DATASETS_PYTHON names no Python that has `datasets`",
     )

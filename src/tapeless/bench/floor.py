@@ -2,11 +2,13 @@
 
     products    y = x w',  dx = dy w,  dw = dy' x   of qkv, out, up, down (each layer) and head: 6 flops a weight and token
     optimizer   AdamW reads p, g, m, v and writes p, m, v; in bfloat16 also the copy that products read
-The products run by torch.mm into buffers that are there already; weights and their gradients are each layer's own, so that
-they come from memory as in a real step. The optimizer's bytes are moved by a plain copy, half read and half written.
+The products run as in our step, into buffers that are there already; weights and their gradients are each layer's own, so that
+they come from memory. The optimizer's bytes are moved by a plain copy, half read and half written.
 Judged by: tests/bench/test_floor.py."""
 
 import time
+from collections.abc import Callable
+from importlib.util import find_spec
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -66,9 +68,17 @@ class Buffers(NamedTuple):
     y: Tensor  # (N, outputs)
 
 
+def _product(device: str) -> Callable[[Tensor, Tensor, Tensor], None]:  # (M, K), (K, N), (M, N) which is written
+    if torch.device(device).type == "cpu" and find_spec("numba"):
+        from tapeless.kernels.cpu.products import product
+
+        return product
+    return lambda a, b, out: torch.mm(a, b, out=out)  # type: ignore[return-value]
+
+
 class Floor:
     def __init__(self, task: Task):
-        self.task = task
+        self.task, self.product = task, _product(task.train.device)
         N, options = task.tokens, dict[str, Any](dtype=task.compute, device=task.train.device)
         self.buffers = []
         for _, inputs, outputs, layers in products(task.model):
@@ -95,8 +105,8 @@ class Floor:
     def multiply(self) -> None:
         for x, dy, w, dw, dx, y in self.buffers:
             for layer in range(len(w)):
-                torch.mm(x, w[layer].t(), out=y)
-                torch.mm(dy, w[layer], out=dx)
+                self.product(x, w[layer].t(), y)
+                self.product(dy, w[layer], dx)
                 torch.mm(dy.t(), x, out=dw[layer])
 
     def move(self) -> None:

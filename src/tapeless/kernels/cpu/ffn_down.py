@@ -8,13 +8,13 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import torch
 from numba import prange
 from torch import Tensor
 
 from tapeless.kernels.cpu.functions import GELU_C, GELU_K, gelu_tanh, sigmoid, tanh
 from tapeless.kernels.cpu.jit import inlined, kernel, matrix, put, wide
 from tapeless.kernels.cpu.linear import add_product, linear_forward
+from tapeless.kernels.cpu.products import product
 from tapeless.kernels.workspace import Workspace
 from tapeless.ops.ffn_down import FFNDownSaved
 from tapeless.ops.ffn_gate import GATED
@@ -184,7 +184,7 @@ def ffn_down_backward(
 ) -> Tensor:  # dgate_up, as gate_up
     flat = rows(dy)
     dh = ws.empty((len(flat), w.shape[1]), dy.dtype)
-    torch.mm(flat, w, out=dh)
+    product(flat, w, dh)
     dgate_up = ws.empty(saved.gate_up.shape, dy.dtype)
     run = _gated_backward if name in GATED else _plain_backward
     run(KINDS[name], matrix(dh), matrix(saved.gate_up), matrix(dgate_up))

@@ -11,6 +11,7 @@ from numba import prange
 from torch import Tensor
 
 from tapeless.kernels.cpu.jit import array, inlined, kernel, wide
+from tapeless.kernels.cpu.products import product
 from tapeless.kernels.workspace import Workspace
 from tapeless.ops.linear import LinearSaved
 from tapeless.ops.numerics import add_row_sum, rows
@@ -64,11 +65,7 @@ def linear_forward(
     ws: Workspace,
 ) -> tuple[Tensor, LinearSaved]:  # y (..., O)
     y = ws.empty((*x.shape[:-1], w.shape[0]), x.dtype)
-    flat = y.view(-1, w.shape[0])
-    if b is None:
-        torch.mm(rows(x), w.t(), out=flat)
-    else:
-        torch.addmm(b, rows(x), w.t(), out=flat)
+    product(rows(x), w.t(), y.view(-1, w.shape[0]), b)
     return y, LinearSaved(x)
 
 
@@ -88,7 +85,7 @@ def linear_backward(
     if db is not None:
         add_row_sum(db, dy)
     dx = ws.empty((*dy.shape[:-1], w.shape[1]), dy.dtype)
-    torch.mm(rows(dy), w, out=dx.view(-1, w.shape[1]))
+    product(rows(dy), w, dx.view(-1, w.shape[1]))
     return dx
 
 

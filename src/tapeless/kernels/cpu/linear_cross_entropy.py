@@ -17,6 +17,7 @@ from torch import Tensor
 from tapeless.kernels.cpu.functions import exp, tanh
 from tapeless.kernels.cpu.jit import array, inlined, kernel, put, wide
 from tapeless.kernels.cpu.linear import add_product
+from tapeless.kernels.cpu.products import product
 from tapeless.kernels.cpu.rows import largest
 from tapeless.kernels.workspace import Workspace
 from tapeless.ops.cross_entropy import IGNORED, valid_targets
@@ -134,7 +135,7 @@ def _blocks(
     for first in range(0, len(flat), height):
         which = slice(first, min(first + height, len(flat)))
         logits = buffer[: which.stop - first]
-        torch.mm(flat[which], w.t(), out=logits)
+        product(flat[which], w.t(), logits)
         yield which, flat[which], y[which], logits
 
 
@@ -211,7 +212,7 @@ def _mean(losses: np.ndarray, count: int) -> Tensor:  # ()
 
 
 def _products(dlogits: Tensor, x: Tensor, w: Tensor, dx: Tensor, dw: Tensor | None, ws: Workspace, overwrite: bool) -> None:
-    torch.mm(dlogits, w, out=dx)
+    product(dlogits, w, dx)
     if dw is not None:
         add_product(dw, dlogits.t(), x, ws, overwrite)
 

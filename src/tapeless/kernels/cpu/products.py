@@ -1,0 +1,37 @@
+"""Matrix products with weights, and which of torch's libraries computes them.
+
+torch gives products in float32 to MKL, and in bfloat16 to oneDNN. On AMD's CPUs with AVX-512 oneDNN is faster in float32 too,
+by a tenth to a half where weights are multiplied, though not for their gradients (docs/log.md). Its one door, made for torch's
+compiler, returns a new tensor; to copy that costs less than is gained.
+Which library it is depends on the machine and the shapes alone, so that a machine repeats its bits.
+Judged by: tests/kernels/cpu/test_products.py."""
+
+import llvmlite.binding as llvm
+import torch
+from torch import Tensor
+
+LEAST = 2**25  # multiplications; below, two calls cost more than they gain
+LARGEST = 2**25  # bytes of a result; a larger one the C library maps anew each time, page by page
+
+
+def _onednn_is_faster() -> bool:
+    zen = llvm.get_host_cpu_name().startswith("znver") and torch.backends.cpu.get_cpu_capability() == "AVX512"
+    return zen and torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+
+
+ONEDNN = _onednn_is_faster()
+
+
+def product(
+    a: Tensor,  # (M, K)
+    b: Tensor,  # (K, N)
+    out: Tensor,  # (M, N)
+    bias: Tensor | None = None,  # (N,)
+) -> None:
+    M, N = out.shape
+    if ONEDNN and out.dtype == torch.float32 and M * N * len(b) >= LEAST and out.nbytes <= LARGEST:
+        out.copy_(torch.ops.mkldnn._linear_pointwise(a, b.t(), bias, "none", [], ""))
+    elif bias is None:
+        torch.mm(a, b, out=out)
+    else:
+        torch.addmm(bias, a, b, out=out)

@@ -1,0 +1,79 @@
+"""Products by either library: right, repeatable, honest about NaN; and which one it is."""
+
+from operator import attrgetter
+
+import pytest
+import torch
+
+pytest.importorskip("numba")
+
+from contract import check_kernel
+from tapeless.kernels.choose import choose
+from tapeless.kernels.cpu import products
+from tapeless.kernels.cpu.products import product
+from tapeless.verify.cases import cases_of
+
+OPS = choose("cpu", torch.device("cpu"), "float32").ops
+WITH_PRODUCTS = [case for case in cases_of(OPS) if case.name.startswith(("linear", "ffn_down"))]
+THERE = pytest.mark.skipif(not hasattr(torch.ops.mkldnn, "_linear_pointwise"), reason="this torch has no door to oneDNN")
+
+
+@pytest.fixture
+def onednn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every product in float32 by oneDNN, whatever the machine and the size."""
+    monkeypatch.setattr(products, "ONEDNN", True)
+    monkeypatch.setattr(products, "LEAST", 0)
+
+
+@THERE
+@pytest.mark.usefixtures("onednn")
+@pytest.mark.parametrize("case", WITH_PRODUCTS, ids=attrgetter("name"))
+def test_contract(case):
+    check_kernel(case, ["float32"])
+
+
+@THERE
+@pytest.mark.usefixtures("onednn")
+@pytest.mark.parametrize("bias", [False, True], ids=["plain", "bias"])
+@pytest.mark.parametrize("sizes", [(1, 1, 1), (7, 33, 65), (130, 512, 70), (1, 300, 5)], ids=str)
+@pytest.mark.parametrize("turned", [False, True], ids=["as it lies", "transposed"])
+def test_a_product(sizes: tuple[int, int, int], turned: bool, bias: bool):
+    M, K, N = sizes
+    a, b = torch.randn(M, K + 3)[:, :K], torch.randn(N, K).t() if turned else torch.randn(K, N)
+    c = torch.randn(N) if bias else None
+    out, again = torch.full((M, N), torch.nan), torch.full((M, N), torch.nan)
+    product(a, b, out, c)
+    product(a, b, again, c)
+    assert torch.equal(out, again)
+    size, shift = a.double().abs() @ b.double().abs(), torch.zeros(N) if c is None else c
+    error = (out.double() - a.double() @ b.double() - shift.double()).abs()
+    assert (error <= (K + 1) * 2**-24 * (size + shift.double().abs())).all()  # whatever the order of the sum
+
+
+@THERE
+@pytest.mark.usefixtures("onednn")
+def test_nan_goes_through():
+    a, out = torch.randn(5, 40), torch.empty(5, 30)
+    a[2, 7] = torch.nan
+    product(a, torch.zeros(40, 30), out)
+    assert out[2].isnan().all()
+    assert not out[[0, 1, 3, 4]].isnan().any()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "least", "largest", "there"),
+    [
+        (torch.bfloat16, 0, 2**30, True),
+        (torch.float32, 8 * 16 * 24 + 1, 2**30, True),
+        (torch.float32, 0, 8 * 24 * 4 - 1, True),
+        (torch.float32, 0, 2**30, False),
+    ],
+    ids=["bfloat16", "small", "large", "elsewhere"],
+)
+def test_what_is_left_to_torch(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, least: int, largest: int, there: bool):
+    for name, value in (("LEAST", least), ("LARGEST", largest), ("ONEDNN", there)):
+        monkeypatch.setattr(products, name, value)
+    monkeypatch.setattr(torch.Tensor, "copy_", None)  # the other way ends with one
+    a, b, out = torch.randn(8, 16, dtype=dtype), torch.randn(16, 24, dtype=dtype), torch.empty(8, 24, dtype=dtype)
+    product(a, b, out)
+    assert torch.equal(out, a @ b)

@@ -40,9 +40,10 @@ class Words(dict[str, bytes]):
         super().__init__()
         self.backend = backend
         self.added = [token.content for token in backend.get_added_tokens_decoder().values()]
+        self.starts = {token[:1] for token in self.added}
 
     def __missing__(self, word: str) -> bytes:
-        found = ids_of(self.backend.encode(word, add_special_tokens=False)).astype(np.uint32).tobytes()
+        found = ids_of(*self._by_package([word])).astype(np.uint32).tobytes()
         if len(word) <= LONGEST:
             if len(self) >= MOST:
                 self.clear()  # rather than to stay with the words of what was read first
@@ -52,12 +53,15 @@ class Words(dict[str, bytes]):
     def encode_all(self, texts: Sequence[str]) -> list[np.ndarray]:  # (n,) int64 each
         cut = [list(self._blocks(text)) for text in texts]
         rest = [block for blocks in cut for by_word, block in blocks if not by_word]
-        answers = iter(self.backend.encode_batch_fast(rest, add_special_tokens=False))  # without the places in the text
+        answers = iter(self._by_package(rest))
         return [np.concatenate([self._ids(block) if by_word else ids_of(next(answers)) for by_word, block in of]) for of in cut]
+
+    def _by_package(self, texts: list[str]) -> list[Any]:  # tokenizers.Encoding
+        return self.backend.encode_batch_fast(texts, add_special_tokens=False)  # without the places in the text
 
     def _blocks(self, text: str) -> Iterator[tuple[bool, str]]:
         """A text in parts, with whether each goes word by word."""
-        if any(token in text for token in self.added):
+        if any(start in text for start in self.starts) and any(token in text for token in self.added):
             yield False, text
         elif text.isascii():
             yield True, text

@@ -23,6 +23,7 @@ def onednn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every product in float32 by oneDNN, whatever the machine and the size."""
     monkeypatch.setattr(products, "ONEDNN", True)
     monkeypatch.setattr(products, "LEAST", 0)
+    monkeypatch.setattr(products, "ROWS", 1)
 
 
 @THERE
@@ -61,19 +62,28 @@ def test_nan_goes_through():
 
 
 @pytest.mark.parametrize(
-    ("dtype", "least", "largest", "there"),
+    ("dtype", "changed"),
     [
-        (torch.bfloat16, 0, 2**30, True),
-        (torch.float32, 8 * 16 * 24 + 1, 2**30, True),
-        (torch.float32, 0, 8 * 24 * 4 - 1, True),
-        (torch.float32, 0, 2**30, False),
+        (torch.bfloat16, {}),
+        (torch.float32, {"LEAST": 8 * 16 * 24 + 1}),
+        (torch.float32, {"LARGEST": 8 * 24 * 4 - 1}),
+        (torch.float32, {"ROWS": 5}),
+        (torch.float32, {"ONEDNN": False}),
     ],
-    ids=["bfloat16", "small", "large", "elsewhere"],
+    ids=["bfloat16", "small", "large", "odd rows", "elsewhere"],
 )
-def test_what_is_left_to_torch(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, least: int, largest: int, there: bool):
-    for name, value in (("LEAST", least), ("LARGEST", largest), ("ONEDNN", there)):
+@pytest.mark.usefixtures("onednn")
+def test_what_is_left_to_torch(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, changed: dict[str, int]):
+    for name, value in changed.items():
         monkeypatch.setattr(products, name, value)
     monkeypatch.setattr(torch.Tensor, "copy_", None)  # the other way ends with one
     a, b, out = torch.randn(8, 16, dtype=dtype), torch.randn(16, 24, dtype=dtype), torch.empty(8, 24, dtype=dtype)
     product(a, b, out)
     assert torch.equal(out, a @ b)
+
+
+@pytest.mark.usefixtures("onednn")
+def test_a_bias_with_gaps():
+    a, b, c, out = torch.randn(8, 16), torch.randn(16, 24), torch.randn(48)[::2], torch.empty(8, 24)
+    product(a, b, out, c)
+    assert torch.equal(out, torch.addmm(c, a, b))

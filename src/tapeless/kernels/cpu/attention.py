@@ -33,7 +33,7 @@ LOWEST = np.float32(-1e30)  # of another document: its exponential adds nothing 
 
 @inlined
 def _up(n, to):
-    """The next multiple; Python calls it too."""
+    """The next multiple."""
     return -(-n // to) * to
 
 
@@ -161,7 +161,7 @@ def attention_forward(
 ) -> tuple[Tensor, AttentionSaved]:  # o (B, T, H*D)
     require_matching_documents(documents, q, k)
     (B, H, T, D), (G, S) = q.shape, k.shape[1:3]
-    D_, S_, threads = _up(D, WIDTH), _up(S, WIDTH), numba.get_num_threads()
+    D_, S_, threads = _up.py_func(D, WIDTH), _up.py_func(S, WIDTH), numba.get_num_threads()
     o = ws.empty((B, T, H * D), q.dtype)
     lse = torch.empty(B, G, H // G, T, 1, dtype=torch.float32, device="cpu")
     queries = _operand(q)
@@ -191,7 +191,7 @@ def attention_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:  # dq (B, H, T, D), dk (B, G, S, D), dv (B, G, S, D)
     q, k, v, _, lse, documents = saved
     (B, H, T, D), S = q.shape, k.shape[2]
-    D_, S_, threads = _up(D, WIDTH), _up(S, WIDTH), numba.get_num_threads()
+    D_, S_, threads = _up.py_func(D, WIDTH), _up.py_func(S, WIDTH), numba.get_num_threads()
     dq, dk, dv = ws.empty(q.shape, q.dtype), ws.empty(k.shape, k.dtype), ws.empty(v.shape, v.dtype)
     queries = _operand(q)
     kind = np.int32 if queries.dtype == np.int32 else np.float32

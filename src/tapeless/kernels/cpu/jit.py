@@ -6,7 +6,8 @@
   that the kernel calls. The folder is therefore named after all sources together.
 - Parts. A function that kernels call is compiled into each of them, always. Left to itself, a kernel that was just compiled
   calls the first copy that the process has, and one from the cache its own: vectorised otherwise, with other last bits, so
-  that a run resumed from the cache would not go on as the one that had compiled.
+  that a run resumed from the cache would not go on as the one that had compiled. Parts have no entry for Python, which would
+  take a sixth of the time of compiling: called from there they crash, and `part.py_func` is what to call.
 - Threads. Numba and torch each bring a pool of threads, and a pool that has just worked spins for a while before it sleeps, in
   the way of the other's. Both are GNU's OpenMP: shown torch's copy first, Numba's kernels run on torch's own threads.
 - bfloat16. Numba does not know it; it is uint16 there, the upper half of a float32."""
@@ -37,7 +38,7 @@ FLAGS = {"contract", "reassoc", "arcp", "afn"}
 OPTIONS = {
     "error_model": "numpy",  # x / 0 is what IEEE says, without a test that would stop vectorising
     "nogil": True,
-    "no_cfunc_wrapper": True,  # an entry for callers in C, of which there are none; a tenth of the time of compiling
+    "no_cfunc_wrapper": True,  # callers in C, of which there are none, would have an entry: a tenth of the time of compiling
 }
 
 
@@ -105,8 +106,9 @@ def _compiled(**options: Any) -> Callable[[Callable[..., Any]], Callable[..., An
 
 kernel = _compiled(parallel=True, fastmath=FLAGS)  # runs on all threads; its `prange` loops are shared out
 compiled = _compiled(fastmath=FLAGS)  # runs on one; the kernels it calls are shared out
-inlined = numba.njit(fastmath=FLAGS, forceinline=True, **OPTIONS)  # a part of kernels
-exact = numba.njit(fastmath={"contract"}, forceinline=True, **OPTIONS)  # likewise, where the order of operations is the point
+PART = OPTIONS | {"forceinline": True, "no_cpython_wrapper": True}
+inlined = numba.njit(fastmath=FLAGS, **PART)  # a part of kernels
+exact = numba.njit(fastmath={"contract"}, **PART)  # likewise, where the order of the operations is the point
 
 
 def array(x: Tensor) -> np.ndarray:

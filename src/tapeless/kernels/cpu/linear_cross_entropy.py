@@ -17,7 +17,7 @@ from torch import Tensor
 from tapeless.kernels.cpu.functions import exp, tanh
 from tapeless.kernels.cpu.jit import array, inlined, kernel, put, wide
 from tapeless.kernels.cpu.linear import add_product
-from tapeless.kernels.cpu.products import product
+from tapeless.kernels.cpu.products import ROWS, product
 from tapeless.kernels.cpu.rows import largest
 from tapeless.kernels.workspace import Workspace
 from tapeless.ops.cross_entropy import IGNORED, valid_targets
@@ -131,6 +131,7 @@ def _blocks(
     """Which rows, their x (n, C), targets (n,) and logits (n, V)."""
     flat, y, V = rows(x), targets.reshape(-1).contiguous(), w.shape[0]
     height = max(1, BLOCK // V)
+    height -= height % ROWS if height > ROWS else 0
     buffer = ws.empty((min(height, len(flat)), V), x.dtype)
     for first in range(0, len(flat), height):
         which = slice(first, min(first + height, len(flat)))

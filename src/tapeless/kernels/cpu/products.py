@@ -10,6 +10,7 @@ import llvmlite.binding as llvm
 import torch
 from torch import Tensor
 
+ROWS = 128  # oneDNN keeps what it prepared for each shape, megabytes at times: rows that vary must not make many shapes
 LEAST = 2**25  # multiplications; below, two calls cost more than they gain
 LARGEST = 2**25  # bytes of a result; a larger one the C library maps anew each time, page by page
 
@@ -29,7 +30,8 @@ def product(
     bias: Tensor | None = None,  # (N,)
 ) -> None:
     M, N = out.shape
-    if ONEDNN and out.dtype == torch.float32 and M * N * len(b) >= LEAST and out.nbytes <= LARGEST:
+    fits = M % ROWS == 0 and M * N * len(b) >= LEAST and out.nbytes <= LARGEST and (bias is None or bias.is_contiguous())
+    if ONEDNN and fits and out.dtype == torch.float32:
         out.copy_(torch.ops.mkldnn._linear_pointwise(a, b.t(), bias, "none", [], ""))
     elif bias is None:
         torch.mm(a, b, out=out)

@@ -1,4 +1,4 @@
-"""Linear map: torch's products into buffers of the workspace. Formulas: ops/linear.py.
+"""Linear map: products (products.py) into buffers of the workspace. Formulas: ops/linear.py.
 
 In float32 torch adds the weights' gradient to its place within the product. In bfloat16 the product is rounded to bfloat16
 first (torch has none with a float32 result here), a stretch of rows at a time, so that it is in the cache when it is added.

@@ -131,7 +131,7 @@ def _blocks(
     """Which rows, their x (n, C), targets (n,) and logits (n, V)."""
     flat, y, V = rows(x), targets.reshape(-1).contiguous(), w.shape[0]
     height = max(1, BLOCK // V)
-    height -= height % ROWS if height > ROWS else 0
+    height -= height % ROWS if height > ROWS else 0  # so that the gradient's product may go to oneDNN
     buffer = ws.empty((min(height, len(flat)), V), x.dtype)
     for first in range(0, len(flat), height):
         which = slice(first, min(first + height, len(flat)))

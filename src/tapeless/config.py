@@ -194,7 +194,7 @@ class TrainConfig:
     )
     recompute: str = option(
         "none",
-        "what backward computes again to save memory; cheap: norms and rotations, full: each half of a block from its input",
+        "what backward computes again to save memory; cheap: norms, full: each half of a block from its input",
         ("none", "cheap", "full"),
     )
     deterministic: bool = option(False, "the same bits every time from a GPU's libraries too, at a cost; a CPU always has them")

@@ -28,7 +28,7 @@ def saved_bytes(config: ModelConfig, batch_size: int, seq_len: int, recompute: s
     gate_up = N * c.intermediate_dim * (2 if c.ffn in GATED else 1) * compute
 
     attn = {"o": N * H * D * compute, "lse": N * H * stat}
-    if recompute == "cheap":
+    if recompute == "cheap" and c.qk_norm:
         attn["qkv"] = qkv
     else:
         attn |= {"q": N * H * D * compute, "k": N * G * D * compute, "v": N * G * D * compute}

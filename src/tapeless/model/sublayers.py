@@ -2,7 +2,7 @@
 
 What a half keeps is decided by the recompute policy:
     none    everything its ops saved
-    cheap   the outputs of its products; norms and rotation are computed again
+    cheap   what cannot be had again without a product; norms, and heads that were normed, are computed again
     full    nothing to speak of; the half runs again from its input
 `kept` lets go of the rest, `rebuilt` computes it again by the same ops, so the gradients are equal bit for bit.
 Judged by: tests/model/test_transformer_grads.py, tests/model/test_recompute.py."""
@@ -78,7 +78,7 @@ def drop_backward(dy: Tensor, call: Call, purpose: str) -> Tensor:  # (B, T, C)
 
 
 class SelfAttentionSaved(NamedTuple):
-    qkv: Tensor | None  # (B, T, (H+2G)*D)  what `cheap` makes the heads from again
+    qkv: Tensor | None  # (B, T, (H+2G)*D)  what `cheap` makes normed heads from again
     qkv_linear: ProductSaved | None
     heads: Any
     attention: Any
@@ -137,18 +137,21 @@ def self_attention_kept(saved: SelfAttentionSaved, policy: str) -> SelfAttention
     if policy == "none":
         return saved._replace(qkv=None)
     if policy == "cheap" and saved.qkv_linear is not None:
-        attention = without(saved.attention, "q", "k", "v")
-        return saved._replace(qkv_linear=saved.qkv_linear.without("x"), heads=None, attention=attention)
+        saved = saved._replace(qkv_linear=saved.qkv_linear.without("x"))
+        if saved.heads is None:  # q, k and v are as large as qkv: either would do, and these need not be made again
+            return saved._replace(qkv=None)
+        return saved._replace(heads=None, attention=without(saved.attention, "q", "k", "v"))
     return SelfAttentionSaved(None, None, None, None, None)
 
 
 def self_attention_rebuilt(saved: SelfAttentionSaved, x: Tensor, p: BlockParams, call: Call) -> SelfAttentionSaved:
-    """What `cheap` let go, from the kept qkv and the input x (B, T, C), itself computed again."""
-    assert saved.qkv is not None
+    """What `cheap` let go: the input x (B, T, C), itself computed again, and normed heads, from the kept qkv."""
     assert saved.qkv_linear is not None
+    saved = saved._replace(qkv_linear=saved.qkv_linear.handed_back(x=x))
+    if saved.qkv is None:
+        return saved
     q, k, v, heads = heads_forward(saved.qkv, p, call)
-    attention = handed_back(saved.attention, q=q, k=k, v=v)
-    return saved._replace(qkv_linear=saved.qkv_linear.handed_back(x=x), heads=heads, attention=attention)
+    return saved._replace(heads=heads, attention=handed_back(saved.attention, q=q, k=k, v=v))
 
 
 class FeedForwardSaved(NamedTuple):

@@ -94,12 +94,13 @@ def gpu_title(result: dict[str, Any]) -> str:
 
 def gpu_rows(compared: list[dict[str, Any]]) -> list[tuple[str, ...]]:
     """A line for each measurement and dtype of ours, against its best peer in bfloat16."""
-    rows = [("model", "tokens", "ours", "ms", "best peer", "ms", "ratio", "memory ratio")]
+    rows = [("model", "tokens", "ours", "ms", "best peer", "ms", "ratio", "memory ratio", "of reserved")]
     for result in compared:
         for pair in (verdict for verdict in result["verdicts"] if verdict["among"] == "all"):
             name, tokens = f"`{result['name']}`", f"{result['batch_size']}x{result['seq_len']}"
             times = [cell for side in ("ours", "peer") for cell in (pair[side], milliseconds(result, pair, side))]
-            rows.append((name, tokens, *times, f"**{pair['ratio']:.2f}**", f"{pair['memory_ratio']:.2f}"))
+            reserved = f"{pair['reserved_ratio']:.2f}" if pair.get("reserved_ratio") else ""
+            rows.append((name, tokens, *times, f"**{pair['ratio']:.2f}**", f"{pair['memory_ratio']:.2f}", reserved))
     return rows
 
 

@@ -30,7 +30,7 @@ class FakeWorker:
             "first": {"result": 3.0},
             "steps": {"seconds": [self.seconds] * arguments.get("count", 0), "others": 0.02},
             "reset": {},
-            "finish": {"peak": 180, "parts": {"parameters": 50}, "facts": {}},
+            "finish": {"peak": 180, "reserved": None, "parts": {"parameters": 50}, "facts": {}},
         }[do]
 
     def since_start(self) -> float:

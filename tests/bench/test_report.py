@@ -36,6 +36,15 @@ def test_a_training_step():
     assert "cold" not in said
 
 
+def test_what_is_reserved_on_a_gpu_has_a_column():
+    gpu = training(measured("ours", 0.5, reserved=4 * 2**20), measured("compile", 1.0, reserved=5 * 2**20))
+    assert "0.80 of what it reserves" in text(gpu)
+    head, ours, compiled = (line.split() for line in text(gpu).splitlines()[3:6])
+    assert head[-4:] == ["reserved", "first", "step", "s"]
+    assert (ours[-2], compiled[-2]) == ("4", "5")
+    assert "reserve" not in text(training(measured("ours", 0.5), measured("compile", 1.0)))
+
+
 def test_groups_first_steps_and_what_went_wrong():
     result = training(
         measured("ours", 0.5),

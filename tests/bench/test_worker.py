@@ -47,6 +47,7 @@ def test_all_requests_are_answered(contender: str, dtype: str):
     assert len(steps["seconds"]) == 2
     assert min(steps["seconds"]) > 0
     assert end["peak"] > 0
+    assert end["reserved"] is None  # which is a GPU's
     if contender == "floor":
         assert first["result"] is None
         assert end["facts"]["flops"] > 0

@@ -28,6 +28,7 @@ def used_bytes(device: str) -> int:
 def reset_peak(device: str) -> None:
     """From here on `peak_bytes` counts anew. Where the system cannot do that, it counts from the process's start."""
     if is_cuda(device):
+        torch.cuda.empty_cache()  # of what compiling left behind
         torch.cuda.reset_peak_memory_stats(device)
     elif CLEAR.exists():
         CLEAR.write_text("5")
@@ -37,6 +38,11 @@ def peak_bytes(device: str) -> int:
     if is_cuda(device):
         return torch.cuda.max_memory_allocated(device) + _idle_in_graphs(device)
     return _status("VmHWM") or _largest()
+
+
+def reserved_bytes(device: str) -> int | None:
+    """The most that torch took from a GPU, with the gaps between its tensors: what decides whether a model fits."""
+    return torch.cuda.max_memory_reserved(device) if is_cuda(device) else None
 
 
 def _idle_in_graphs(device: str) -> int:

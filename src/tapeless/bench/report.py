@@ -91,8 +91,9 @@ def contender_rows(result: Row) -> list[tuple[str, ...]]:
     """A line each; contenders of a group are together, and ours is measured anew in each."""
     groups = {row["group"] for row in result["contenders"]}
     utilized = any(row.get("mfu") for row in result["contenders"])
+    reserving = any(row.get("reserved_bytes") for row in result["contenders"])
     head = ["contender", "ms", "quartiles", "tokens/s", *(["MFU"] if utilized else []), "ours is faster by", "peak MiB"]
-    head.append("first step s")
+    head += [*(["reserved"] if reserving else []), "first step s"]
     rows = [tuple([*(["group"] if len(groups) > 1 else []), *head, *(["cold", "warm"] if "first_steps" in result else [])])]
     for row in result["contenders"]:
         pairs = [pair for pair in result["ratios"] if (pair["peer"], pair["group"]) == (named(row), row["group"])]
@@ -106,6 +107,7 @@ def contender_rows(result: Row) -> list[tuple[str, ...]]:
             *([f"{row['mfu']:.1%}" if row["mfu"] else "n/a"] if utilized else []),
             ", ".join(f"{pair['ratio']:.2f}x ({pair['ours'].split()[1]})" for pair in pairs),
             f"{row['peak_bytes'] / MIB:,.0f}",
+            *([f"{row['reserved_bytes'] / MIB:,.0f}"] if reserving else []),
             f"{row['first_step_s']:.1f}",
         ]
         if "first_steps" in result:
@@ -158,6 +160,7 @@ def verdict_lines(result: Row) -> str:
         best = "the best peer" if v["among"] == "all" else f"the best {v['peer'].split()[1]} peer"
         low, high = v["quartiles"]
         memory = f", {v['memory_ratio']:.2f} of its memory" if v["memory_ratio"] is not None else ""
+        memory += f" ({v['reserved_ratio']:.2f} of what it reserves)" if v["reserved_ratio"] is not None else ""
         spread = f"by rounds {low:.2f} to {high:.2f}"
         lines.append(f"{v['ours']}: {v['ratio']:.2f}x the speed of {best} ({v['peer']}; {spread}){memory}")
     return "\n".join(lines)

@@ -46,6 +46,7 @@ class Measured:
     others: list[float] = field(default_factory=list)  # of each turn: the share of all cores that other processes had
     before: int = 0  # bytes, with the libraries and without the model
     peak: int = 0  # bytes, while the steps were timed
+    reserved: int | None = None  # bytes, on a GPU: the peak with what the allocator held around it
     parts: dict[str, int] = field(default_factory=dict)
     facts: dict[str, Any] = field(default_factory=dict)
 
@@ -102,6 +103,7 @@ def side_by_side(
                 )
             for worker, measured, _ in alive:
                 end = worker.ask("finish")
-                measured.peak, measured.parts, measured.facts = end["peak"], end["parts"], end["facts"]
+                measured.peak, measured.reserved = end["peak"], end["reserved"]
+                measured.parts, measured.facts = end["parts"], end["facts"]
                 found.measured.append(measured)
     return found

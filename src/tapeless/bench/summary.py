@@ -45,6 +45,7 @@ def row(measured: Measured) -> Row:
         "result": measured.result,
         "before_bytes": measured.before,
         "peak_bytes": above,  # on top of the libraries
+        "reserved_bytes": measured.reserved,
         "parts_bytes": {**measured.parts, "rest": above - named} if measured.parts else {},
         "facts": measured.facts,
     }
@@ -71,6 +72,7 @@ def versus(ours: Row, other: Row) -> Row:
         "ratio": other["median_s"] / ours["median_s"],
         "quartiles": quartiles(by_round),
         "memory_ratio": ours["peak_bytes"] / other["peak_bytes"] if other["peak_bytes"] > 0 else None,
+        "reserved_ratio": ours["reserved_bytes"] / other["reserved_bytes"] if other["reserved_bytes"] else None,
     }
 
 

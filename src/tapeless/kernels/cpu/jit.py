@@ -28,6 +28,7 @@ import numpy as np
 import torch
 from llvmlite import ir
 from numba import types
+from numba.core.registry import cpu_target
 from numba.extending import intrinsic, overload
 from torch import Tensor
 
@@ -76,6 +77,7 @@ def cache_folder() -> Path:
 
 _share_threads()
 _FOLDER = cache_folder()
+cpu_target.target_context.refresh()  # 40 MB of modules that the first kernel would load: libraries, and no part of a model
 
 
 def use_torchs_threads() -> None:

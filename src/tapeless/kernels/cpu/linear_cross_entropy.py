@@ -122,6 +122,13 @@ def _both(logits, targets, scale, smoothing, z_loss, cap, losses):  # (N, V) in 
             _gradient(logits[n], targets[n], lse, scale, smoothing, z_loss, cap)
 
 
+def rows_of_logits(N: int, V: int) -> int:
+    """How many of N there are at a time."""
+    height = max(1, BLOCK // V)
+    height -= height % ROWS if height > ROWS else 0  # so that the gradient's product may go to oneDNN
+    return min(height, N)
+
+
 def _blocks(
     x: Tensor,  # (..., C)
     targets: Tensor,  # (...)
@@ -130,10 +137,9 @@ def _blocks(
 ) -> Iterator[tuple[slice, Tensor, Tensor, Tensor]]:
     """Which rows, their x (n, C), targets (n,) and logits (n, V)."""
     flat, y, V = rows(x), targets.reshape(-1).contiguous(), w.shape[0]
-    height = max(1, BLOCK // V)
-    height -= height % ROWS if height > ROWS else 0  # so that the gradient's product may go to oneDNN
-    buffer = ws.empty((min(height, len(flat)), V), x.dtype)
-    for first in range(0, len(flat), height):
+    height = rows_of_logits(len(flat), V)
+    buffer = ws.empty((height, V), x.dtype)
+    for first in range(0, len(flat), max(1, height)):
         which = slice(first, min(first + height, len(flat)))
         logits = buffer[: which.stop - first]
         product(flat[which], w.t(), logits)

@@ -23,15 +23,19 @@ def _onednn_is_faster() -> bool:
 ONEDNN = _onednn_is_faster()
 
 
+def by_onednn(M: int, K: int, N: int, dtype: torch.dtype) -> bool:
+    """Whether (M, K) @ (K, N) goes there."""
+    fits = M % ROWS == 0 and M * K * N >= LEAST and M * N * dtype.itemsize <= LARGEST
+    return ONEDNN and fits and dtype == torch.float32
+
+
 def product(
     a: Tensor,  # (M, K)
     b: Tensor,  # (K, N)
     out: Tensor,  # (M, N)
     bias: Tensor | None = None,  # (N,)
 ) -> None:
-    M, N = out.shape
-    fits = M % ROWS == 0 and M * N * len(b) >= LEAST and out.nbytes <= LARGEST and (bias is None or bias.is_contiguous())
-    if ONEDNN and fits and out.dtype == torch.float32:
+    if by_onednn(len(a), len(b), b.shape[1], out.dtype) and (bias is None or bias.is_contiguous()):
         out.copy_(torch.ops.mkldnn._linear_pointwise(a, b.t(), bias, "none", [], ""))
     elif bias is None:
         torch.mm(a, b, out=out)

@@ -1,7 +1,7 @@
 """Measure what docs/performance.md publishes, each part into results/PART.json; then acceptance/tables.py fills the page.
 
 python bench/run.py [PART …]        those named; without a name the CPU's, half an hour on two quiet cores, or on a machine with
-                                    a GPU the GPU's, a quarter of an hour
+                                    a GPU the GPU's, most of an hour, a third of it the compiling of max-autotune
 
 A part is a call of `tapeless bench`; what it prints is what the page is made of. On a machine that does something else
 besides, it says so above its table: measure again, since contenders do not suffer alike."""

@@ -169,7 +169,9 @@ class TrainConfig:
         "shape of the learning rate over the run",
         ("warmup-cosine", "constant", "linear", "cosine", "wsd", "step", "polynomial", "restarts"),
     )
-    warmup_steps: int | None = option(None, "steps in which the rate rises; default 5 % of the steps, at most 100")
+    warmup_steps: int | None = option(
+        None, "steps in which the rate rises; default with warmup-cosine 5 % of the steps, at most 100, else 0"
+    )
     weight_decay: float = option(0.1, "weight decay of the matrices")
     beta1: float = option(0.9, "decay of the first moment (adam, adamw; muon: of what is no hidden matrix)")
     beta2: float = option(0.95, "decay of the second moment (likewise)")
@@ -185,7 +187,7 @@ class TrainConfig:
     dtype: str = option(
         "float32",
         "dtype of the computation; bfloat16 keeps float32 master weights, and so does fp8, whose blocks multiply in eight "
-        "bits on GPUs that can; auto: float32 or bfloat16, whichever multiplies faster here",
+        "bits on GPUs that can; auto: bfloat16 where it multiplies a fifth faster here, else float32",
         ("auto", "float32", "bfloat16", "fp8", "float64"),
     )
     threads: int | None = option(None, "threads of the CPU, for torch and the kernels; default as many as torch takes")
@@ -194,7 +196,7 @@ class TrainConfig:
     )
     recompute: str = option(
         "none",
-        "what backward computes again to save memory; cheap: norms, full: each half of a block from its input",
+        "what backward computes again to save memory; cheap: norms, full: each block from its input",
         ("none", "cheap", "full"),
     )
     deterministic: bool = option(False, "the same bits every time from a GPU's libraries too, at a cost; a CPU always has them")

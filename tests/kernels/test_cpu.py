@@ -191,9 +191,9 @@ def test_blocks_of_the_head(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch)
     """Several blocks of rows with a shorter last one, and parts of dw, against all at once."""
     x, w, targets = torch.randn(50, 24).to(dtype), torch.randn(37, 24).to(dtype), torch.randint(37, (50,))
     results = []
-    for block, part in ((2**25, 2**21), (7 * 37, 5 * 24)):
-        monkeypatch.setattr(linear_cross_entropy, "BLOCK", block)
-        monkeypatch.setattr(linear, "PART", part)
+    for rows, rounded in ((100, 2**21), (7, 5 * 24)):
+        monkeypatch.setattr(linear_cross_entropy, "BLOCK", rows * 37 // 2 + 1)
+        monkeypatch.setattr(linear, "ROUNDED", rounded)
         counted = Counted(torch.mm)
         with monkeypatch.context() as patched:
             patched.setattr(torch, "mm", counted)

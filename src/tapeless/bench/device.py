@@ -57,11 +57,10 @@ def _idle_in_graphs(device: str) -> int:
 
 
 def _status(field: str) -> int:
-    return _kilobytes(STATUS, field) if STATUS.exists() else 0
-
-
-def _kilobytes(path: Path, field: str) -> int:  # bytes
-    return next(int(line.split()[1]) * 1024 for line in path.read_text().splitlines() if line.startswith(field))
+    """Bytes; 0 where the system tells nothing."""
+    if not STATUS.exists():
+        return 0
+    return next(int(line.split()[1]) * 1024 for line in STATUS.read_text().splitlines() if line.startswith(field))
 
 
 def _largest() -> int:

@@ -28,7 +28,7 @@ def row(measured: Measured) -> Row:
     """One contender in numbers."""
     task, seconds = measured.task, [s for turn in measured.rounds for s in turn]
     middle = median(seconds)
-    named = sum(measured.parts.values())
+    known = sum(measured.parts.values())
     above = measured.peak - measured.before
     return {
         "contender": task.contender,
@@ -46,7 +46,7 @@ def row(measured: Measured) -> Row:
         "before_bytes": measured.before,
         "peak_bytes": above,  # on top of the libraries
         "reserved_bytes": measured.reserved,
-        "parts_bytes": {**measured.parts, "rest": above - named} if measured.parts else {},
+        "parts_bytes": {**measured.parts, "rest": above - known} if measured.parts else {},
         "facts": measured.facts,
     }
 

@@ -1,6 +1,6 @@
 """Byte-level BPE, trained and run by Hugging Face's `tokenizers`; and whatever else a tokenizer.json may describe.
 
-Training uses GPT-2's split pattern, the one that llama.cpp also knows (FORMATS: tokenizer.ggml.pre = "gpt-2"), and no special
+Training uses GPT-2's split pattern, the one that llama.cpp also knows (tokenizer.ggml.pre = "gpt-2"), and no special
 tokens. Ties between pairs are broken by their ids, so that the same text gives the same merges.
 Judged by: tests/data/test_tokenizer.py."""
 
@@ -12,7 +12,7 @@ import numpy as np
 
 from tapeless.data.packages import package
 from tapeless.data.tokenizer import StreamDecoder, Tokenizer, byte_symbols, utf8
-from tapeless.data.words import Words, cuts_as_gpt2, ids_of, repeats_itself
+from tapeless.data.words import Words, by_package, cuts_as_gpt2, ids_of, repeats_itself
 from tapeless.errors import DataError
 
 MOST_IDS = 1 << 22  # a table has a place for each: a stray id of four billion must not make one
@@ -67,8 +67,7 @@ class BpeTokenizer(Tokenizer):
             utf8(text)
         if self.words is not None:
             return self.words.encode_all(texts)
-        found = self.backend.encode_batch_fast(list(texts), add_special_tokens=False)  # without the places in the text
-        return list(map(ids_of, found))
+        return list(map(ids_of, by_package(self.backend, texts)))
 
     def decode_bytes(self, ids: Iterable[int]) -> bytes:
         if self.byte_level:

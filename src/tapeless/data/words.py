@@ -33,6 +33,10 @@ def ids_of(encoding: Any) -> np.ndarray:  # (n,) int64
     return np.array(encoding.ids, np.int64)
 
 
+def by_package(backend: Any, texts: Sequence[str]) -> list[Any]:  # tokenizers.Encoding
+    return backend.encode_batch_fast(list(texts), add_special_tokens=False)  # without the places in the text
+
+
 class Words(dict[str, bytes]):
     """Of each word its ids, as 32-bit integers one behind another."""
 
@@ -43,7 +47,7 @@ class Words(dict[str, bytes]):
         self.starts = {token[:1] for token in self.added}
 
     def __missing__(self, word: str) -> bytes:
-        found = ids_of(*self._by_package([word])).astype(np.uint32).tobytes()
+        found = ids_of(*by_package(self.backend, [word])).astype(np.uint32).tobytes()
         if len(word) <= LONGEST:
             if len(self) >= MOST:
                 self.clear()  # rather than to stay with the words of what was read first
@@ -53,11 +57,8 @@ class Words(dict[str, bytes]):
     def encode_all(self, texts: Sequence[str]) -> list[np.ndarray]:  # (n,) int64 each
         cut = [list(self._blocks(text)) for text in texts]
         rest = [block for blocks in cut for by_word, block in blocks if not by_word]
-        answers = iter(self._by_package(rest))
+        answers = iter(by_package(self.backend, rest))
         return [np.concatenate([self._ids(block) if by_word else ids_of(next(answers)) for by_word, block in of]) for of in cut]
-
-    def _by_package(self, texts: list[str]) -> list[Any]:  # tokenizers.Encoding
-        return self.backend.encode_batch_fast(texts, add_special_tokens=False)  # without the places in the text
 
     def _blocks(self, text: str) -> Iterator[tuple[bool, str]]:
         """A text in parts, with whether each goes word by word."""

@@ -109,8 +109,8 @@ def dry_run(config: AnyModelConfig, train: TrainConfig, ops: str) -> DryRun:
         step = watch.peak_of(lambda: _step(model, optimizer, tokens, targets, train))
         evaluation = watch.peak_of(lambda: model.loss(windows, windows, num_targets=1, check=False))
         kept = [checkpointed(model.params), *optimizer.named_state().values(), *([] if ema is None else [ema.named()])]
-    N, itemsize = train.batch_size * T, store.compute_flat.element_size()
-    rows = double.logits_rows(N, config.vocab_size) if double else min(N, chunk_rows(config.vocab_size, CHUNK))
+    N, V, itemsize = train.batch_size * T, config.vocab_size, store.compute_flat.element_size()
+    rows = double.logits_rows(N, V) if double else min(N, chunk_rows(V, CHUNK))
     saved = saved_of(config, train, lowest=model.lowest if isinstance(model, Transformer) else 0)
     return DryRun(
         parameters=store.flat.nbytes,
@@ -119,7 +119,7 @@ def dry_run(config: AnyModelConfig, train: TrainConfig, ops: str) -> DryRun:
         state=state,
         average=average,
         saved=saved,
-        logits=(rows if isinstance(config, ModelConfig) else N) * config.vocab_size * itemsize,
+        logits=(rows if isinstance(config, ModelConfig) else N) * V * itemsize,
         step=step,
         evaluation=evaluation,
         checkpoint=sum(x.nbytes for views in kept for x in views.values()),

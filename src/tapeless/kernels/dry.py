@@ -43,11 +43,11 @@ class DryWorkspace(Workspace):
     def __init__(self) -> None:
         super().__init__()
         self.lent = 0  # bytes
-        self.copied = 0  # bytes of the largest result that a library made by itself: the C library keeps them
+        self.copied = 0  # bytes that a library takes by itself for the largest of its products: the C library keeps them
 
     @property
     def idle(self) -> int:
-        """Bytes that are held for the next one who asks, and for the duration of a kernel."""
+        """Bytes that are held for the next one who asks, for the duration of a kernel, and by a library."""
         return self.allocated - self.lent + self.copied
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
@@ -78,7 +78,7 @@ class Taking(NamedTuple):
     """Where a set takes its tensors from, and what it needs beside those that go in and out."""
 
     empty: Callable[[Sequence[int], torch.dtype], Tensor]
-    copied: Callable[[Tensor, int], None]  # (y, K): a product over K elements, of which y may be a copy
+    copied: Callable[[int, int, int, torch.dtype], None]  # (M, K, N): a product whose result may be copied to its place
     logits_rows: Callable[[int, int], int]  # (N, V): rows of logits that are there at a time
     rounded_rows: Callable[[Tensor], int] | None  # of dw: rows that are rounded at a time; None: dw is added to in place
     one_buffer_of_heads: bool
@@ -107,7 +107,7 @@ def dry_ops(name: str) -> DryOps | None:
 
 def _cpu(ws: DryWorkspace) -> Taking:
     from tapeless.kernels.cpu.attention import BLOCK as QUERIES
-    from tapeless.kernels.cpu.linear import PART
+    from tapeless.kernels.cpu.linear import ROUNDED
     from tapeless.kernels.cpu.linear_cross_entropy import rows_of_logits
     from tapeless.kernels.cpu.products import by_onednn
     from tapeless.kernels.cpu.tile import WIDTH
@@ -122,16 +122,15 @@ def _cpu(ws: DryWorkspace) -> Taking:
         ws.scratch("dkeys", threads, S_ * D_)
         ws.scratch("dvalues", threads, S_ * D_)
 
-    def copied(y: Tensor, K: int) -> None:
-        N = y.shape[-1]
-        if by_onednn(y.numel() // N, K, N, y.dtype):
-            ws.copied = max(ws.copied, y.nbytes)
+    def copied(M: int, K: int, N: int, dtype: torch.dtype) -> None:
+        if by_onednn(M, K, N, dtype):
+            ws.copied = max(ws.copied, (M * N + K * N) * dtype.itemsize)  # the result, and the weights as oneDNN packs them
 
     return Taking(
         empty=ws.empty,
         copied=copied,
         logits_rows=rows_of_logits,
-        rounded_rows=lambda dw: min(max(1, PART // dw.shape[1]), len(dw)),
+        rounded_rows=lambda dw: min(max(1, ROUNDED // dw.shape[1]), len(dw)),
         one_buffer_of_heads=False,
         for_attention=for_attention,
         wide_dq=False,
@@ -140,12 +139,12 @@ def _cpu(ws: DryWorkspace) -> Taking:
 
 
 def _triton() -> Taking:
-    from tapeless.kernels.triton.linear_cross_entropy import BLOCK
+    from tapeless.kernels.triton.linear_cross_entropy import rows_of_logits
 
     return Taking(
         empty=plain_empty,
-        copied=lambda y, K: None,
-        logits_rows=lambda N, V: -(-N // max(1, -(-N * V // BLOCK))),
+        copied=lambda M, K, N, dtype: None,
+        logits_rows=rows_of_logits,
         rounded_rows=None,
         one_buffer_of_heads=True,
         for_attention=lambda S, D: None,
@@ -259,9 +258,8 @@ def _add_product(t: Taking, dw: Tensor | None, dtype: torch.dtype) -> None:
 
 
 def _product(t: Taking, x: Tensor, K: int, N: int) -> Tensor:  # (..., K) -> (..., N)
-    y = t.empty((*x.shape[:-1], N), x.dtype)
-    t.copied(y, K)
-    return y
+    t.copied(x.numel() // K, K, N, x.dtype)
+    return t.empty((*x.shape[:-1], N), x.dtype)
 
 
 def _linear(t: Taking) -> Op:
@@ -291,8 +289,11 @@ def _ffn_down(t: Taking) -> Op:
 
 def _linear_cross_entropy(t: Taking) -> Op:
     def logits_of(x: Tensor, w: Tensor) -> Tensor:
-        N, V = x.numel() // x.shape[-1], len(w)
-        return t.empty((t.logits_rows(N, V), V), x.dtype)
+        (V, C), dtype = w.shape, x.dtype
+        rows = t.logits_rows(x.numel() // C, V)
+        t.copied(rows, C, V, dtype)
+        t.copied(rows, V, C, dtype)  # of dlogits, to dx
+        return t.empty((rows, V), dtype)
 
     def forward(x: Tensor, targets: Tensor, w: Tensor, **options: Any) -> tuple[Tensor, LinearCrossEntropySaved]:
         lse = plain_empty((targets.numel(), 1), torch.float32)

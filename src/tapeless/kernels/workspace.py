@@ -45,7 +45,7 @@ class Workspace:
         return np.empty(numel, NUMPY[dtype])
 
     def _lend(self, block: Any, free: list[Any], shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        lent = block.reshape(shape)  # torch's storage is the only one that holds this view, and lets go of it at its own end
+        lent = block.reshape(shape)  # held by torch's storage and by as_array below: both end with the last tensor
         ticket = weakref.ref(lent, self._take_back)
         self._lent[id(ticket)] = ticket, free, block
         tensor = torch.from_numpy(lent)

@@ -3,7 +3,7 @@
 What a half keeps is decided by the recompute policy:
     none    everything its ops saved
     cheap   what cannot be had again without a product; norms, and heads that were normed, are computed again
-    full    nothing to speak of; the half runs again from its input
+    full    nothing to speak of; the block runs again from its own input (block.py)
 `kept` lets go of the rest, `rebuilt` computes it again by the same ops, so the gradients are equal bit for bit.
 Judged by: tests/model/test_transformer_grads.py, tests/model/test_recompute.py."""
 
@@ -77,6 +77,35 @@ def drop_backward(dy: Tensor, call: Call, purpose: str) -> Tensor:  # (B, T, C)
     return call.ops.dropout.backward(dy, None, p=p, key=dropout_key(seed, step, purpose), first_sample=first_sample)
 
 
+def heads_forward(
+    qkv: Tensor,  # (B, T, (H+2G)*D)
+    p: BlockParams,
+    call: Call,
+) -> tuple[Tensor, Tensor, Tensor, Any]:  # q (B, H, T, D), k (B, G, T, D), v (B, G, T, D)
+    c = call.config
+    return call.ops.qkv_rope.forward(
+        qkv,
+        *p.qk_norm,
+        num_heads=c.num_heads,
+        num_kv_heads=c.num_kv_heads,
+        theta=call.theta,
+        eps=c.norm_eps,
+        offset=call.offset,
+    )
+
+
+def heads_backward(
+    dq: Tensor,  # (B, H, T, D)
+    dk: Tensor,  # (B, G, T, D)
+    dv: Tensor,  # (B, G, T, D)
+    saved: Any,
+    p: BlockParams,
+    g: BlockParams,  # accumulated into
+    call: Call,
+) -> Tensor:  # dqkv (B, T, (H+2G)*D)
+    return call.ops.qkv_rope.backward(dq, dk, dv, saved, *p.qk_norm, *g.qk_norm, theta=call.theta, offset=call.offset)
+
+
 class SelfAttentionSaved(NamedTuple):
     qkv: Tensor | None  # (B, T, (H+2G)*D)  what `cheap` makes normed heads from again
     qkv_linear: ProductSaved | None
@@ -116,32 +145,20 @@ def self_attention_backward(
     assert saved.out_linear is not None
     do = product_backward(ops.linear, da, saved.out_linear, p.wo, g.wo, call.lora_scale)
     dq, dk, dv = ops.attention.backward(do, saved.attention)
-    dqkv = ops.qkv_rope.backward(dq, dk, dv, saved.heads, *p.qk_norm, *g.qk_norm, theta=call.theta, offset=call.offset)
+    dqkv = heads_backward(dq, dk, dv, saved.heads, p, g, call)
     return product_backward(ops.linear, dqkv, saved.qkv_linear, p.qkv, g.qkv, call.lora_scale)
-
-
-def heads_forward(qkv: Tensor, p: BlockParams, call: Call) -> tuple[Tensor, Tensor, Tensor, Any]:
-    c = call.config
-    return call.ops.qkv_rope.forward(
-        qkv,
-        *p.qk_norm,
-        num_heads=c.num_heads,
-        num_kv_heads=c.num_kv_heads,
-        theta=call.theta,
-        eps=c.norm_eps,
-        offset=call.offset,
-    )
 
 
 def self_attention_kept(saved: SelfAttentionSaved, policy: str) -> SelfAttentionSaved:
     if policy == "none":
         return saved._replace(qkv=None)
-    if policy == "cheap" and saved.qkv_linear is not None:
-        saved = saved._replace(qkv_linear=saved.qkv_linear.without("x"))
-        if saved.heads is None:  # q, k and v are as large as qkv: either would do, and these need not be made again
-            return saved._replace(qkv=None)
-        return saved._replace(heads=None, attention=without(saved.attention, "q", "k", "v"))
-    return SelfAttentionSaved(None, None, None, None, None)
+    if policy == "full":
+        return SelfAttentionSaved(None, None, None, None, None)
+    assert saved.qkv_linear is not None
+    saved = saved._replace(qkv_linear=saved.qkv_linear.without("x"))
+    if saved.heads is None:  # q, k and v are as large as qkv: either would do, and these need not be made again
+        return saved._replace(qkv=None)
+    return saved._replace(heads=None, attention=without(saved.attention, "q", "k", "v"))
 
 
 def self_attention_rebuilt(saved: SelfAttentionSaved, x: Tensor, p: BlockParams, call: Call) -> SelfAttentionSaved:
@@ -190,14 +207,16 @@ def feed_forward_backward(
 def feed_forward_kept(saved: FeedForwardSaved, policy: str) -> FeedForwardSaved:
     if policy == "none":
         return saved
-    if policy == "cheap" and saved.up_linear is not None:
-        return saved._replace(up_linear=saved.up_linear.without("x"))
-    return FeedForwardSaved(None, saved.down.without("gate_up"))
+    if policy == "full":
+        return FeedForwardSaved(None, saved.down.without("gate_up"))
+    assert saved.up_linear is not None
+    return saved._replace(up_linear=saved.up_linear.without("x"))
 
 
 def feed_forward_rebuilt(saved: FeedForwardSaved, x: Tensor, p: BlockParams, call: Call) -> FeedForwardSaved:
     """What `cheap` or `full` let go; the last product is not needed again under either."""
-    if call.recompute == "cheap" and saved.up_linear is not None:
+    if call.recompute == "cheap":
+        assert saved.up_linear is not None
         return saved._replace(up_linear=saved.up_linear.handed_back(x=x))
     gate_up, up_linear = product_forward(call.ops.linear, x, p.up, call.lora_scale)
     return FeedForwardSaved(up_linear, saved.down.handed_back(gate_up=gate_up))

@@ -98,8 +98,9 @@ class GraphedStep:
 
     def _run(self, tokens: Tensor, targets: Tensor) -> Tensor:  # (4,) float64
         shape = tokens.shape
-        if shape not in self._captured and (shape not in self._seen or len(self._captured) >= SHAPES):
-            if shape in self._seen:
+        full = len(self._captured) >= SHAPES
+        if shape not in self._captured and (shape not in self._seen or full):
+            if shape not in self._seen and full:
                 log.info("%d shapes have graphs already: a step of %d x %d is launched call by call", SHAPES, *shape)
             self._seen.add(shape)
             return self._step(tokens, targets)

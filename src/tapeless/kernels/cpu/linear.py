@@ -18,7 +18,7 @@ from tapeless.ops.numerics import add_row_sum, rows
 from tapeless.ops.op import Op
 
 STRETCH = 2**13  # elements that a thread adds in one go
-PART = 2**21  # elements of the weights' gradient that are rounded at a time
+ROUNDED = 2**21  # elements of the weights' gradient that are rounded at a time
 
 
 @inlined
@@ -48,7 +48,7 @@ def add_product(dw: Tensor, a: Tensor, b: Tensor, ws: Workspace, overwrite: bool
     if dw.dtype == a.dtype:
         dw.addmm_(a, b, beta=0 if overwrite else 1)
         return
-    height, flat = max(1, PART // dw.shape[1]), array(dw.view(-1))
+    height, flat = max(1, ROUNDED // dw.shape[1]), array(dw.view(-1))
     part = ws.empty((min(height, len(dw)), dw.shape[1]), a.dtype)
     for first in range(0, len(dw), height):
         rows_of_a = a[first : first + height]

@@ -25,7 +25,8 @@ from tapeless.ops.linear_cross_entropy import LinearCrossEntropySaved
 from tapeless.ops.numerics import rows
 from tapeless.ops.op import Op
 
-BLOCK = 2**25  # logits alive at a time: products of fewer rows are slower, and dw is added to once for each block
+BLOCK = 2**24  # logits alive at a time; where that is fewer than ENOUGH rows, twice as many
+ENOUGH = 512  # rows: products of fewer are slower, and dw is added to once for each block
 ZERO, ONE, TWO = np.float32(0), np.float32(1), np.float32(2)
 
 
@@ -124,8 +125,8 @@ def _both(logits, targets, scale, smoothing, z_loss, cap, losses):  # (N, V) in 
 
 def rows_of_logits(N: int, V: int) -> int:
     """How many of N there are at a time."""
-    height = max(1, BLOCK // V)
-    height -= height % ROWS if height > ROWS else 0  # so that the gradient's product may go to oneDNN
+    height = max(1, BLOCK // V, min(ENOUGH, 2 * BLOCK // V))
+    height -= height % ROWS if height > ROWS else 0  # so that products may go to oneDNN
     return min(height, N)
 
 

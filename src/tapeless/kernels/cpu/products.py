@@ -12,7 +12,7 @@ from torch import Tensor
 
 ROWS = 128  # oneDNN keeps what it prepared for each shape, megabytes at times: rows that vary must not make many shapes
 LEAST = 2**25  # multiplications; below, two calls cost more than they gain
-LARGEST = 2**25  # bytes of a result; a larger one the C library maps anew each time, page by page
+LARGEST = 2**24  # bytes of a result; a larger one is held beside its copy, or mapped anew each time, for little or no gain
 
 
 def _onednn_is_faster() -> bool:
@@ -24,7 +24,7 @@ ONEDNN = _onednn_is_faster()
 
 
 def by_onednn(M: int, K: int, N: int, dtype: torch.dtype) -> bool:
-    """Whether (M, K) @ (K, N) goes there."""
+    """Whether (M, K) @ (K, N) goes to oneDNN."""
     fits = M % ROWS == 0 and M * K * N >= LEAST and M * N * dtype.itemsize <= LARGEST
     return ONEDNN and fits and dtype == torch.float32
 

@@ -101,13 +101,17 @@ def _count(num_targets: int | Tensor | None, targets: Tensor) -> Tensor:  # () f
     return (targets != IGNORED).sum().clamp_min(1).float()
 
 
+def rows_of_logits(N: int, V: int) -> int:
+    """How many of N there are at a time: blocks of one height."""
+    return triton.cdiv(N, max(1, triton.cdiv(N * V, BLOCK)))
+
+
 def _blocks(x: Tensor, targets: Tensor, w: Tensor) -> Iterator[tuple[slice, Tensor, Tensor, Tensor]]:
     """Which rows, their x (n, C), targets (n,) and logits (n, V)."""
     flat, y, V = rows(x), targets.reshape(-1).contiguous(), w.shape[0]
-    blocks = triton.cdiv(len(flat) * V, BLOCK)
-    height = triton.cdiv(len(flat), blocks) if blocks else 1
+    height = rows_of_logits(len(flat), V)
     buffer = torch.empty(height, V, dtype=x.dtype, device=x.device)
-    for first in range(0, len(flat), height):
+    for first in range(0, len(flat), max(1, height)):
         which = slice(first, min(first + height, len(flat)))
         logits = buffer[: which.stop - first]
         torch.mm(flat[which], w.t(), out=logits)

@@ -21,7 +21,7 @@ from tapeless.bench.task import Task, num_params
 from tapeless.config import AnyModelConfig, SimpleLMConfig
 from tapeless.ops.ffn_gate import GATED
 
-LARGEST = 2**24  # elements moved at a time, 64 MiB: larger than any cache, small beside the model
+LARGEST = 2**26  # elements moved at a time, 256 MiB: larger than any cache
 
 
 class Product(NamedTuple):

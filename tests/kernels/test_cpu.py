@@ -209,6 +209,13 @@ def test_blocks_of_the_head(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch)
     assert (dw_ - dw).norm() <= bound * dw.norm()
 
 
+@pytest.mark.parametrize(("V", "rows"), [(256, 4096), (32000, 512), (50304, 512), (128256, 256), (2**25, 1), (2**27, 1)])
+def test_rows_of_logits(V: int, rows: int):
+    """Many of short ones, enough for good products of long ones, and one at least."""
+    assert linear_cross_entropy.rows_of_logits(4096, V) == rows
+    assert linear_cross_entropy.rows_of_logits(0, V) == 0
+
+
 def test_threads_are_torchs():
     import numba
 

@@ -50,6 +50,22 @@ def test_a_dry_step_takes_what_a_real_one_does(name: str, dtype: str, recompute:
     assert double.workspace.allocated == workspace_of(real).allocated
 
 
+@pytest.mark.parametrize("there", [True, False])
+def test_what_onednn_takes_by_itself_is_counted(there: bool, monkeypatch: pytest.MonkeyPatch):
+    """The result and the packed weights of the largest product: here of the logits, all rows of the batch at once."""
+    for name, value in {"ONEDNN": there, "LEAST": 0, "ROWS": 1}.items():
+        monkeypatch.setattr(f"tapeless.kernels.cpu.products.{name}", value)
+    dry = Transformer(SMALL, device=META, ops="reference", initialized=False)
+    double = dry_ops("cpu")
+    assert double is not None
+    assert double.workspace is not None
+    dry.ops = double.ops
+    tokens = torch.empty(SHAPE, dtype=torch.int64, device=META)
+    dry.forward_backward(tokens, tokens, num_targets=1, fresh=True, check=False)
+    rows, (V, C) = SHAPE[0] * SHAPE[1], (SMALL.vocab_size, SMALL.hidden_dim)
+    assert double.workspace.copied == (4 * (rows * V + C * V) if there else 0)
+
+
 def test_a_block_comes_back_when_its_last_view_goes():
     double = dry_ops("cpu")
     assert double is not None

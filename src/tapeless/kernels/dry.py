@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tapeless.kernels.workspace import SMALL, Workspace
+from tapeless.kernels.workspace import SMALL, Workspace, worth_recording
 from tapeless.ops.add_norm import AddNormSaved
 from tapeless.ops.attention import AttentionSaved
 from tapeless.ops.dropout import DROPOUT
@@ -44,11 +44,12 @@ class DryWorkspace(Workspace):
         super().__init__()
         self.lent = 0  # bytes
         self.copied = 0  # bytes that a library takes by itself for the largest of its products: the C library keeps them
+        self.recorded = 0  # bytes that recordings have for themselves
 
     @property
     def idle(self) -> int:
-        """Bytes that are held for the next one who asks, for the duration of a kernel, and by a library."""
-        return self.allocated - self.lent + self.copied
+        """Bytes that are held for the next one who asks, for the duration of a kernel, by a library, and by recordings."""
+        return self.allocated - self.lent + self.copied + self.recorded
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         if torch.Size(shape).numel() * dtype.itemsize < SMALL:
@@ -64,6 +65,14 @@ class DryWorkspace(Workspace):
         ticket = weakref.ref(tensor.untyped_storage(), self._take_back)
         self._lent[id(ticket)] = ticket, free, block
         return tensor
+
+    def record(self, run: Callable[[], Any]) -> tuple[Any, list[Callable[[], Any]] | None, str | None]:
+        """The recording of a dry pass: it has what the pass took, and nothing to repeat."""
+        result = run()
+        if not worth_recording(self):
+            return result, None, "as the pass itself"
+        self.recorded += self.give_away()
+        return result, [], None
 
     def _take_back(self, ticket: Any) -> None:
         self.lent -= self._lent[id(ticket)][2].nbytes
@@ -98,11 +107,11 @@ def dry_ops(name: str) -> DryOps | None:
     if name == "cpu":
         workspace = DryWorkspace()
         taking = _cpu(workspace)
-    elif name in ("triton", "triton-fp8"):  # the latter keeps half of what goes into its products: this is its upper bound
-        workspace, taking = None, _triton()
-    else:
-        return None
-    return DryOps(_ops(name, taking), workspace, taking.logits_rows)
+        return DryOps(replace(_ops(name, taking), record=workspace.record), workspace, taking.logits_rows)
+    if name in ("triton", "triton-fp8"):  # the latter keeps half of what goes into its products: this is its upper bound
+        taking = _triton()
+        return DryOps(_ops(name, taking), None, taking.logits_rows)
+    return None
 
 
 def _cpu(ws: DryWorkspace) -> Taking:

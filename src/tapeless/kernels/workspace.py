@@ -20,6 +20,9 @@ LAZY = 4
 NUMPY = {torch.float32: np.float32, torch.bfloat16: np.uint16}
 
 
+RECORDED = 2**26  # bytes; beyond, a step is so long that Python is nothing of it, and buffers are better shared
+
+
 class Workspace:
     def __init__(self) -> None:
         self._free: dict[Any, list[Any]] = defaultdict(list)  # by dtype and number of elements
@@ -53,6 +56,22 @@ class Workspace:
         tensor.as_array = tensor.data_ptr(), lent  # type: ignore[attr-defined]  # see cpu/jit.py
         return tensor
 
+    def lent_at(self, address: int) -> tuple[Any, int]:
+        """The block that is lent out and holds this address, and where it begins; None where there is none."""
+        for _, _, block in self._lent.values():
+            first = block.__array_interface__["data"][0]
+            if first <= address < first + block.nbytes:
+                return block, first
+        return None, 0
+
+    def give_away(self) -> int:
+        """What lies idle is no longer the workspace's: it is gone, unless somebody else holds it. Returned are its bytes."""
+        idle = self._idle()
+        for free in self._free.values():
+            free.clear()
+        self.allocated -= idle
+        return idle
+
     def scratch(self, name: str, *shape: int) -> np.ndarray:
         """An array for the duration of one kernel: the same memory for the same name, never lent out."""
         numel = math.prod(shape)
@@ -65,12 +84,18 @@ class Workspace:
     def _make_room(self) -> None:
         """Where shapes keep changing, blocks of sizes that are not asked for any more would pile up: when what lies idle is
         more than LAZY times what is in use, all of it goes."""
-        idle = sum(block.nbytes for free in self._free.values() for block in free)
+        idle = self._idle()
         if idle > LAZY * max(self.allocated - idle, SMALL):
-            for free in self._free.values():
-                free.clear()
-            self.allocated -= idle
+            self.give_away()
+
+    def _idle(self) -> int:  # bytes
+        return sum(block.nbytes for free in self._free.values() for block in free)
 
     def _take_back(self, ticket: Any) -> None:
         _, free, block = self._lent.pop(id(ticket))
         free.append(block)
+
+
+def worth_recording(ws: Workspace) -> bool:
+    """Whether a recording (cpu/recording.py) may have the buffers of a pass for itself."""
+    return ws.allocated <= RECORDED

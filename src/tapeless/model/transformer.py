@@ -20,9 +20,11 @@ from tapeless.model.check import check_documents, check_num_targets, check_targe
 from tapeless.model.decode import KVCache
 from tapeless.model.init import initialize
 from tapeless.model.params import ParamStore, count_params, transformer_specs
+from tapeless.model.repeat import Repeats
 from tapeless.model.sublayers import RECOMPUTE, Call, Dropout, drop_backward, drop_forward
 from tapeless.model.trained import layouts
 from tapeless.model.views import TransformerParams, product_names, structured
+from tapeless.ops.cross_entropy import valid_targets
 from tapeless.ops.op import OpSet, loss_with_gradient
 from tapeless.ops.positions import POSITIONS
 from tapeless.ops.softcap import SOFTCAP
@@ -46,6 +48,10 @@ class Kept(NamedTuple):
 def counted(*inputs: Tensor | None) -> tuple[tuple[Tensor, int], ...]:
     """Tensors with torch's count of the writes into them; those made under inference_mode have none."""
     return tuple((x, x._version) for x in inputs if x is not None and not x.is_inference())
+
+
+def summed(x: Tensor) -> Tensor:  # ()
+    return x.sum(dtype=torch.promote_types(x.dtype, torch.float32))
 
 
 class Transformer:
@@ -86,6 +92,7 @@ class Transformer:
         make_decoder = None if lora else self.ops.decoder  # which knows of no adapters; merged, it is a model without them
         self._decode = make_decoder and make_decoder(config, self.store.layout.spans, self.store.compute_flat)
         self._kept: Kept | None = None
+        self._repeats = Repeats()
 
     @cached_property
     def _g(self) -> TransformerParams:
@@ -181,19 +188,41 @@ class Transformer:
         if check:
             self._check(tokens, targets, documents)
             check_num_targets(num_targets)
-        n, kept = self._trunk(tokens, self._call(documents, self._dropout(step, first_sample)), keep=True)
+        call = self._call(documents, self._dropout(step, first_sample))
+
+        def run(tokens: Tensor, targets: Tensor) -> tuple[Tensor, ...]:  # loss (), and to be checked, a sum ()
+            return self._forward_backward(tokens, targets, call, num_targets, on_grads_ready, fresh, check)
+
+        if self.ops.record is None or on_grads_ready is not None or documents is not None or call.dropout is not None:
+            loss, *looked_at = run(tokens, targets)
+        else:
+            num_targets = num_targets or valid_targets(targets)
+            self.store.refresh()
+            loss, *looked_at = self._repeats.run(self.ops, run, tokens, targets, num_targets, fresh, check, self.recompute)
+        for number in (*looked_at, loss) if check else ():
+            self._finite(number)
+        return loss
+
+    def _forward_backward(
+        self,
+        tokens: Tensor,  # (B, T) int64
+        targets: Tensor,  # (B, T) int64
+        call: Call,
+        num_targets: int | Tensor | None,
+        on_grads_ready: Callable[[Tensor], None] | None,
+        fresh: bool,
+        check: bool,
+    ) -> tuple[Tensor, ...]:  # loss (), and to be checked, the sum () of what the head reads
+        n, kept = self._trunk(tokens, call, keep=True)
         if fresh:
-            kept = kept._replace(call=kept.call._replace(ops=self._fresh_grads()))
-        head, options = kept.call.ops.linear_cross_entropy, self._loss_options(num_targets)
-        if check:
-            self._finite(n)
+            kept = kept._replace(call=call._replace(ops=self._fresh_grads()))
+        total = (summed(n),) if check else ()  # with every target ignored, the loss alone would not show a bad number
         assert self._p.head is not None
-        loss, dn = loss_with_gradient(head, n, targets, self._p.head, self._g.head, **options)
-        if check:
-            self._finite(loss)
+        options = self._loss_options(num_targets)
+        loss, dn = loss_with_gradient(kept.call.ops.linear_cross_entropy, n, targets, self._p.head, self._g.head, **options)
         del n
         self._trunk_backward(dn, kept, on_grads_ready)
-        return loss
+        return loss, *total
 
     def loss(
         self,
@@ -350,5 +379,5 @@ class Transformer:
 
     def _finite(self, result: Tensor) -> None:
         """Bad weights are named where they show; a bad result of good weights is the caller's to judge."""
-        if not torch.isfinite(result.sum(dtype=torch.promote_types(result.dtype, torch.float32))):  # one pass, one number
+        if not torch.isfinite(summed(result)):  # one pass, one number
             self.store.raise_if_non_finite()

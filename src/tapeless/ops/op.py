@@ -55,6 +55,8 @@ class OpSet:
     # Whether nothing in it waits for the device, so that a step can be captured in a graph: its loss then takes num_targets
     # as a number on the device too, and its adam_update leaves everything as it was where the scale is NaN.
     capturable: bool = False
+    # (run) -> what run() returns, its calls to be made again without it, and where there are none, why; None: it cannot record
+    record: Callable[[Callable[[], Any]], tuple[Any, list[Callable[[], Any]] | None, str | None]] | None = None
 
 
 def loss_with_gradient(

@@ -16,6 +16,7 @@ from numba import prange
 from torch import Tensor
 
 from tapeless.kernels.cpu.jit import array, inlined, kernel, matrix, put, wide
+from tapeless.kernels.cpu.recording import launch
 from tapeless.kernels.workspace import Workspace
 from tapeless.ops.add_norm import AddNormSaved
 from tapeless.ops.layer_norm import LayerNormSaved
@@ -24,6 +25,7 @@ from tapeless.ops.rms_norm import RMSNormSaved
 
 PARTS = 16
 ZERO = np.float32(0)
+NO_GRAD = np.empty(0, np.float32)
 
 
 @inlined
@@ -112,12 +114,22 @@ def _param_gradients(dy, x, m, r, dw, db):  # (C,) each
         db[c] += wide(dy[c])
 
 
+@inlined
+def add_parts(parts, total):  # (PARTS, C), (C,) or (0,)
+    for c in range(len(total)):
+        of_all = ZERO
+        for part in range(len(parts)):
+            of_all += parts[part, c]
+        total[c] += of_all
+
+
 @kernel
-def _backward(ds, dy, x, m, r, w, centre, dx, dw, db):  # ds, dy, x, dx (N, C); m, r (N,); w (C,); dw, db (PARTS, C) zeros
+def _backward(ds, dy, x, m, r, w, centre, dx, sums, dw, db):
+    # ds, dy, x, dx (N, C); m, r (N,); w (C,); sums (2, PARTS, C); dw, db (C,), or (0,)
     N, C = x.shape
-    parts = len(dw)
-    for part in prange(parts):
-        for i in range(N * part // parts, N * (part + 1) // parts):
+    for part in prange(PARTS):
+        sums[:, part] = ZERO
+        for i in range(N * part // PARTS, N * (part + 1) // PARTS):
             mean = m[i] if centre else ZERO
             total, against = _row_sums(dy[i], x[i], mean, r[i], w)
             total = total / np.float32(C) if centre else ZERO
@@ -126,7 +138,9 @@ def _backward(ds, dy, x, m, r, w, centre, dx, dw, db):  # ds, dy, x, dx (N, C); 
                 _row_gradient(dy[i], x[i], mean, r[i], w, total, against, ds[i], dx[i])
             else:
                 _row_gradient_alone(dy[i], x[i], mean, r[i], w, total, against, dx[i])
-            _param_gradients(dy[i], x[i], mean, r[i], dw[part], db[part])
+            _param_gradients(dy[i], x[i], mean, r[i], sums[0, part], sums[1, part])
+    add_parts(sums[0], dw)
+    add_parts(sums[1], db)
 
 
 def _nothing(like: np.ndarray) -> np.ndarray:
@@ -151,7 +165,8 @@ def add_norm_forward(
     x_, w_ = matrix(x), array(w)
     delta_, s_ = (_nothing(x_), _nothing(x_)) if delta is None else (matrix(delta), matrix(s))
     b_ = _nothing(w_) if b is None else array(b)
-    _forward(x_, delta_, w_, b_, np.float32(eps), centre, s_, matrix(n), array(m).reshape(-1), array(r).reshape(-1))
+    m_, r_ = array(m).reshape(-1), array(r).reshape(-1)
+    launch(_forward, x_, delta_, w_, b_, np.float32(eps), centre, s_, matrix(n), m_, r_)
     return s, n, AddNormSaved(LayerNormSaved(s, m, r) if centre else RMSNormSaved(s, r))
 
 
@@ -168,14 +183,11 @@ def add_norm_backward(
     m = saved.norm.m if centre else r
     dw, db = params_and_grads[1:] if centre else (params_and_grads[0], None)
     dx = ws.empty(x.shape, x.dtype)
-    sums = np.zeros((2, PARTS, x.shape[-1]), dtype=np.float32)
-    x_ = matrix(x)
+    x_, sums = matrix(x), np.empty((2, PARTS, x.shape[-1]), np.float32)
     ds_ = _nothing(x_) if ds is None else matrix(ds)
-    _backward(ds_, matrix(dn), x_, array(m).reshape(-1), array(r).reshape(-1), array(w), centre, matrix(dx), sums[0], sums[1])
-    for grad, parts in ((dw, sums[0]), (db, sums[1])):
-        if grad is not None:
-            grad_ = array(grad)
-            grad_ += parts.sum(0)
+    m_, r_ = array(m).reshape(-1), array(r).reshape(-1)
+    dw_, db_ = (NO_GRAD if grad is None else array(grad) for grad in (dw, db))
+    launch(_backward, ds_, matrix(dn), x_, m_, r_, array(w), centre, matrix(dx), sums, dw_, db_)
     return dx
 
 

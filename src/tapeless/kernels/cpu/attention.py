@@ -20,6 +20,7 @@ from torch import Tensor
 
 from tapeless.kernels.cpu.jit import array, bare, inlined, kernel, put
 from tapeless.kernels.cpu.packing import left, right, right_transposed, scores_left, scores_transposed, steps
+from tapeless.kernels.cpu.recording import launch
 from tapeless.kernels.cpu.rows import softmax_row, softmax_row_backward
 from tapeless.kernels.cpu.tile import HAS_PAIRS, ROWS, WIDTH, product
 from tapeless.kernels.workspace import Workspace
@@ -166,7 +167,8 @@ def attention_forward(
     lse = torch.empty(B, G, H // G, T, 1, dtype=torch.float32, device="cpu")
     queries = _operand(q)
     kind = np.int32 if queries.dtype == np.int32 else np.float32
-    _forward(
+    launch(
+        _forward,
         queries,
         _operand(k),
         _operand(v),
@@ -195,7 +197,8 @@ def attention_backward(
     dq, dk, dv = ws.empty(q.shape, q.dtype), ws.empty(k.shape, k.dtype), ws.empty(v.shape, v.dtype)
     queries = _operand(q)
     kind = np.int32 if queries.dtype == np.int32 else np.float32
-    _backward(
+    launch(
+        _backward,
         _operand(do.reshape(B, T, H, D)),
         queries,
         _operand(k),

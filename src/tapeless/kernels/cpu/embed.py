@@ -11,6 +11,7 @@ from numba import prange
 from torch import Tensor
 
 from tapeless.kernels.cpu.jit import array, inlined, kernel, matrix, wide
+from tapeless.kernels.cpu.recording import launch
 from tapeless.kernels.workspace import Workspace
 from tapeless.ops.embed import EmbedSaved
 from tapeless.ops.op import Op
@@ -40,7 +41,7 @@ def embed_forward(
     ws: Workspace,
 ) -> tuple[Tensor, EmbedSaved]:  # y (..., C)
     y = ws.empty((*tokens.shape, w.shape[1]), w.dtype)
-    torch.index_select(w, 0, tokens.reshape(-1), out=y.view(-1, w.shape[1]))
+    launch(torch.index_select, w, 0, tokens.reshape(-1), out=y.view(-1, w.shape[1]))
     return y, EmbedSaved(tokens)
 
 
@@ -51,7 +52,7 @@ def embed_backward(
     dw: Tensor | None,  # (V, C)  accumulated into
 ) -> None:
     if dw is not None:
-        _backward(array(saved.tokens.reshape(-1).contiguous()), matrix(dy), array(dw))
+        launch(_backward, array(saved.tokens.reshape(-1).contiguous()), matrix(dy), array(dw))
 
 
 def embed(ws: Workspace) -> Op:

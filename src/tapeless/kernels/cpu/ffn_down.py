@@ -15,6 +15,7 @@ from tapeless.kernels.cpu.functions import GELU_C, GELU_K, gelu_tanh, sigmoid, t
 from tapeless.kernels.cpu.jit import inlined, kernel, matrix, put, wide
 from tapeless.kernels.cpu.linear import add_product, linear_forward
 from tapeless.kernels.cpu.products import product
+from tapeless.kernels.cpu.recording import launch
 from tapeless.kernels.workspace import Workspace
 from tapeless.ops.ffn_down import FFNDownSaved
 from tapeless.ops.ffn_gate import GATED
@@ -166,7 +167,7 @@ def ffn_down_forward(
 ) -> tuple[Tensor, FFNDownSaved]:  # y (..., C)
     h = ws.empty((*gate_up.shape[:-1], w.shape[1]), gate_up.dtype)
     run = _gated_forward if name in GATED else _plain_forward
-    run(KINDS[name], matrix(gate_up), matrix(h))
+    launch(run, KINDS[name], matrix(gate_up), matrix(h))
     return linear_forward(h, w, b, ws=ws)[0], FFNDownSaved(gate_up)
 
 
@@ -187,7 +188,7 @@ def ffn_down_backward(
     product(flat, w, dh)
     dgate_up = ws.empty(saved.gate_up.shape, dy.dtype)
     run = _gated_backward if name in GATED else _plain_backward
-    run(KINDS[name], matrix(dh), matrix(saved.gate_up), matrix(dgate_up))
+    launch(run, KINDS[name], matrix(dh), matrix(saved.gate_up), matrix(dgate_up))
     h = dh
     if dw is not None:
         add_product(dw, flat.t(), h, ws, overwrite)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from tapeless.kernels.cpu.jit import array, inlined, kernel, wide
 from tapeless.kernels.cpu.products import product
+from tapeless.kernels.cpu.recording import launch
 from tapeless.kernels.workspace import Workspace
 from tapeless.ops.linear import LinearSaved
 from tapeless.ops.numerics import add_row_sum, rows
@@ -46,15 +47,16 @@ def _add(dw, part, overwrite):  # (n,) float32, (n,) bfloat16
 def add_product(dw: Tensor, a: Tensor, b: Tensor, ws: Workspace, overwrite: bool) -> None:
     """dw (M, K) += a (M, N) @ b (N, K), or = where it is overwritten."""
     if dw.dtype == a.dtype:
-        dw.addmm_(a, b, beta=0 if overwrite else 1)
+        launch(dw.addmm_, a, b, beta=0 if overwrite else 1)
         return
     height, flat = max(1, ROUNDED // dw.shape[1]), array(dw.view(-1))
     part = ws.empty((min(height, len(dw)), dw.shape[1]), a.dtype)
     for first in range(0, len(dw), height):
         rows_of_a = a[first : first + height]
         out = part[: len(rows_of_a)]
-        torch.mm(rows_of_a, b, out=out)
-        _add(flat[first * dw.shape[1] : (first + len(out)) * dw.shape[1]], array(part).reshape(-1)[: out.numel()], overwrite)
+        launch(torch.mm, rows_of_a, b, out=out)
+        here = flat[first * dw.shape[1] : (first + len(out)) * dw.shape[1]]
+        launch(_add, here, array(part).reshape(-1)[: out.numel()], overwrite)
 
 
 def linear_forward(

@@ -18,6 +18,7 @@ from tapeless.kernels.cpu.functions import exp, tanh
 from tapeless.kernels.cpu.jit import array, inlined, kernel, put, wide
 from tapeless.kernels.cpu.linear import add_product
 from tapeless.kernels.cpu.products import ROWS, product
+from tapeless.kernels.cpu.recording import launch
 from tapeless.kernels.cpu.rows import largest
 from tapeless.kernels.workspace import Workspace
 from tapeless.ops.cross_entropy import IGNORED, valid_targets
@@ -166,7 +167,7 @@ def linear_cross_entropy_forward(
     losses, lse = np.empty(targets.numel(), np.float32), torch.empty(targets.numel(), 1, dtype=torch.float32, device="cpu")
     for which, _, y, logits in _blocks(x, targets, w, ws):
         numbers = _numbers(label_smoothing, z_loss, softcap)
-        _losses(array(logits), array(y), *numbers, losses[which], array(lse[which, 0]))
+        launch(_losses, array(logits), array(y), *numbers, losses[which], array(lse[which, 0]))
     return _mean(losses, count), LinearCrossEntropySaved(x, targets, lse)
 
 
@@ -187,7 +188,8 @@ def linear_cross_entropy_backward(
     scale = np.float32(float(dloss) / (num_targets or valid_targets(targets)))
     dx = ws.empty(x.shape, x.dtype)
     for which, x_block, y, logits in _blocks(x, targets, w, ws):
-        _gradients(array(logits), array(y), array(lse[which, 0]), scale, *_numbers(label_smoothing, z_loss, softcap))
+        numbers = _numbers(label_smoothing, z_loss, softcap)
+        launch(_gradients, array(logits), array(y), array(lse[which, 0]), scale, *numbers)
         _products(logits, x_block, w, rows(dx)[which], dw, ws, overwrite and which.start == 0)
     return dx
 
@@ -210,13 +212,19 @@ def linear_cross_entropy_both(
     dx = ws.empty(x.shape, x.dtype)
     numbers = _numbers(label_smoothing, z_loss, softcap)
     for which, x_block, y, logits in _blocks(x, targets, w, ws):
-        _both(array(logits), array(y), np.float32(1 / count), *numbers, losses[which])
+        launch(_both, array(logits), array(y), np.float32(1 / count), *numbers, losses[which])
         _products(logits, x_block, w, rows(dx)[which], dw, ws, overwrite and which.start == 0)
     return _mean(losses, count), dx
 
 
 def _mean(losses: np.ndarray, count: int) -> Tensor:  # ()
-    return torch.tensor(losses.sum(dtype=np.float64) / count, dtype=torch.float32, device="cpu")
+    loss = torch.empty((), dtype=torch.float32, device="cpu")
+    launch(_write_mean, losses, count, array(loss))
+    return loss
+
+
+def _write_mean(losses: np.ndarray, count: int, loss: np.ndarray) -> None:  # (N,), scalar, ()
+    loss[...] = losses.sum(dtype=np.float64) / count
 
 
 def _products(dlogits: Tensor, x: Tensor, w: Tensor, dx: Tensor, dw: Tensor | None, ws: Workspace, overwrite: bool) -> None:

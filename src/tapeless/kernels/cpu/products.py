@@ -10,6 +10,8 @@ import llvmlite.binding as llvm
 import torch
 from torch import Tensor
 
+from tapeless.kernels.cpu.recording import launch
+
 ROWS = 128  # oneDNN keeps what it prepared for each shape, megabytes at times: rows that vary must not make many shapes
 LEAST = 2**25  # multiplications; below, two calls cost more than they gain
 LARGEST = 2**24  # bytes of a result; a larger one is held beside its copy, or mapped anew each time, for little or no gain
@@ -29,6 +31,10 @@ def by_onednn(M: int, K: int, N: int, dtype: torch.dtype) -> bool:
     return ONEDNN and fits and dtype == torch.float32
 
 
+def _onednn_product(a: Tensor, bt: Tensor, out: Tensor, bias: Tensor | None) -> None:  # (M, K), (N, K), (M, N), (N,)
+    out.copy_(torch.ops.mkldnn._linear_pointwise(a, bt, bias, "none", [], ""))
+
+
 def product(
     a: Tensor,  # (M, K)
     b: Tensor,  # (K, N)
@@ -36,8 +42,8 @@ def product(
     bias: Tensor | None = None,  # (N,)
 ) -> None:
     if by_onednn(len(a), len(b), b.shape[1], out.dtype) and (bias is None or bias.is_contiguous()):
-        out.copy_(torch.ops.mkldnn._linear_pointwise(a, b.t(), bias, "none", [], ""))
+        launch(_onednn_product, a, b.t(), out, bias)
     elif bias is None:
-        torch.mm(a, b, out=out)
+        launch(torch.mm, a, b, out=out)
     else:
-        torch.addmm(bias, a, b, out=out)
+        launch(torch.addmm, bias, a, b, out=out)

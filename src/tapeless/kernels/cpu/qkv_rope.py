@@ -11,7 +11,9 @@ import torch
 from numba import prange
 from torch import Tensor
 
+from tapeless.kernels.cpu.add_norm import NO_GRAD, add_parts
 from tapeless.kernels.cpu.jit import array, inlined, kernel, matrix, put, wide
+from tapeless.kernels.cpu.recording import launch
 from tapeless.kernels.workspace import Workspace
 from tapeless.ops.op import Op
 from tapeless.ops.qkv_rope import QKVRopeSaved
@@ -84,9 +86,9 @@ def _scale(row, r, w):  # (D,), scalar, (D,)
 
 
 @kernel
-def _forward(qkv, w, eps, cos, sin, q, k, v, r):
-    # qkv (B, T, H+2G, D); w (2, D) of q and k or (0, D); cos, sin (T, D/2) or (0, D/2); q (B, H, T, D); k, v (B, G, T, D)
-    # r (B, T, H+G), read and written where w is there
+def _forward(qkv, wq, wk, eps, cos, sin, q, k, v, r):
+    # qkv (B, T, H+2G, D); wq, wk (D,) or (0,); cos, sin (T, D/2) or (0, D/2); q (B, H, T, D); k, v (B, G, T, D)
+    # r (B, T, H+G), read and written where wq and wk are there
     (B, H, T, D), G = q.shape, k.shape[1]
     for part in prange(PARTS):
         row = np.empty(D, np.float32)
@@ -94,9 +96,9 @@ def _forward(qkv, w, eps, cos, sin, q, k, v, r):
             b, t = i // T, i % T
             for h in range(H + G):
                 _load(qkv[b, t, h], row)
-                if len(w) > 0:
+                if len(wq) > 0:
                     r[b, t, h] = ONE / np.float32(sqrt(_dot(row, row) / np.float32(D) + eps))
-                    _scale(row, r[b, t, h], w[0] if h < H else w[1])
+                    _scale(row, r[b, t, h], wq if h < H else wk)
                 if len(cos) > 0:
                     rotate(row, cos[t], sin[t])
                 if h < H:
@@ -120,13 +122,14 @@ def _norm_backward(row, x, r, w, dw):  # row: dy in, dx out (D,); x (D,); w (D,)
 
 
 @kernel
-def _backward(dq, dk, dv, qkv, w, r, cos, sin, dqkv, dw):
-    # dq (B, H, T, D); dk, dv (B, G, T, D); qkv (B, T, H+2G, D) where w is there; dqkv (B, T, H+2G, D); dw (PARTS, 2, D) zeros
+def _backward(dq, dk, dv, qkv, wq, wk, r, cos, sin, dqkv, sums, dwq, dwk):
+    # dq (B, H, T, D); dk, dv (B, G, T, D); qkv (B, T, H+2G, D) where wq and wk are there; dqkv (B, T, H+2G, D)
+    # sums (2, PARTS, D); dwq, dwk (D,), or (0,)
     (B, H, T, D), G = dq.shape, dk.shape[1]
-    parts = len(dw)
-    for part in prange(parts):
+    for part in prange(PARTS):
+        sums[:, part] = ZERO
         row = np.empty(D, np.float32)
-        for i in range(B * T * part // parts, B * T * (part + 1) // parts):
+        for i in range(B * T * part // PARTS, B * T * (part + 1) // PARTS):
             b, t = i // T, i % T
             for h in range(H + G):
                 if h < H:
@@ -135,18 +138,22 @@ def _backward(dq, dk, dv, qkv, w, r, cos, sin, dqkv, dw):
                     _load(dk[b, h - H, t], row)
                 if len(cos) > 0:
                     _rotate_back(row, cos[t], sin[t])
-                if len(w) > 0:
-                    which = 0 if h < H else 1
-                    _norm_backward(row, qkv[b, t, h], r[b, t, h], w[which], dw[part, which])
+                if len(wq) > 0:
+                    w, which = (wq, 0) if h < H else (wk, 1)
+                    _norm_backward(row, qkv[b, t, h], r[b, t, h], w, sums[which, part])
                 _store(row, dqkv[b, t, h])
             for g in range(G):
                 _copy(dv[b, g, t], dqkv[b, t, H + G + g])
+    add_parts(sums[0], dwq)
+    add_parts(sums[1], dwk)
 
 
-def _norm_weights(wq_norm: Tensor | None, wk_norm: Tensor | None, like: Tensor) -> np.ndarray:  # (2, D) or (0, D)
+def _norm_weights(wq_norm: Tensor | None, wk_norm: Tensor | None, like: Tensor) -> tuple[np.ndarray, np.ndarray]:
+    """(D,) each, or (0,) where there are none."""
     if wq_norm is None or wk_norm is None:
-        return array(like).reshape(-1, like.shape[-1])[:0]
-    return np.stack([array(wq_norm), array(wk_norm)])
+        nothing = array(like).reshape(-1)[:0]
+        return nothing, nothing
+    return array(wq_norm), array(wk_norm)
 
 
 def qkv_rope_forward(
@@ -164,11 +171,13 @@ def qkv_rope_forward(
     (B, T, width), H, G = qkv.shape, num_heads, num_kv_heads
     D = width // (H + 2 * G)
     q, k, v = (ws.empty((B, heads, T, D), qkv.dtype) for heads in (H, G, G))
-    w = _norm_weights(wq_norm, wk_norm, q)
-    r = torch.empty(B, T, H + G if len(w) else 0, dtype=torch.float32, device="cpu")
-    _forward(
+    wq, wk = _norm_weights(wq_norm, wk_norm, q)
+    r = torch.empty(B, T, H + G if len(wq) else 0, dtype=torch.float32, device="cpu")
+    launch(
+        _forward,
         matrix(qkv).reshape(B, T, -1, D),
-        w,
+        wq,
+        wk,
         np.float32(eps),
         *_tables(T, D, theta, offset),
         array(q),
@@ -176,7 +185,7 @@ def qkv_rope_forward(
         array(v),
         array(r),
     )
-    if not len(w):
+    if not len(wq):
         return q, k, v, None
     rq, rk = (part.transpose(1, 2).unsqueeze(-1) for part in r.split([H, G], 2))
     return q, k, v, QKVRopeSaved(qkv, rq, rk)
@@ -198,19 +207,16 @@ def qkv_rope_backward(
 ) -> Tensor:  # dqkv (B, T, (H+2G)*D)
     (B, H, T, D), G = dq.shape, dk.shape[1]
     dqkv = ws.empty((B, T, (H + 2 * G) * D), dq.dtype)
-    w = _norm_weights(wq_norm, wk_norm, dqkv.view(-1, D))
+    wq, wk = _norm_weights(wq_norm, wk_norm, dqkv)
     if saved is None:
         qkv, r = array(dq)[:0], NO_NORMS
     else:
         qkv = matrix(saved.qkv).reshape(B, T, -1, D)
         r = array(torch.cat([saved.rq, saved.rk], 1).squeeze(-1).transpose(1, 2).contiguous())  # (B, T, H+G)
-    dw = np.zeros((PARTS, 2, D), np.float32)
     upstream = (array(x if x.is_contiguous() else x.contiguous()) for x in (dq, dk, dv))
-    _backward(*upstream, qkv, w, r, *_tables(T, D, theta, offset), array(dqkv).reshape(B, T, -1, D), dw)
-    for grad, total in zip((dwq_norm, dwk_norm), dw.sum(0), strict=True):
-        if grad is not None:
-            grad_ = array(grad)
-            grad_ += total
+    grads = (NO_GRAD if grad is None else array(grad) for grad in (dwq_norm, dwk_norm))
+    heads, sums = array(dqkv).reshape(B, T, -1, D), np.empty((2, PARTS, D), np.float32)
+    launch(_backward, *upstream, qkv, wq, wk, r, *_tables(T, D, theta, offset), heads, sums, *grads)
     return dqkv
 
 

@@ -1,0 +1,150 @@
+"""What is recorded is repeated: calls that are launched, calls of torch, in their order and on their memory."""
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("numba")
+
+from tapeless.kernels.cpu.jit import array
+from tapeless.kernels.cpu.recording import launch, recorder
+from tapeless.kernels.workspace import Workspace
+
+N = 10_000  # elements: a buffer of the workspace
+
+
+def double(x: np.ndarray, y: np.ndarray) -> None:
+    y[...] = 2 * x
+
+
+def repeated(run: Callable[[], Any], ws: Workspace | None = None) -> Callable[[], None]:
+    _, calls, obstacle = recorder(ws or Workspace())(run)
+    assert obstacle is None
+    assert calls is not None
+
+    def again() -> None:
+        for call in calls:
+            call()
+
+    return again
+
+
+def test_calls_are_repeated_in_their_order_on_the_same_memory():
+    x, y, ws = torch.arange(float(N)), torch.zeros(N), Workspace()
+
+    def run() -> None:
+        half = ws.empty((N,), torch.float32)
+        launch(double, array(x), array(half))
+        half[1:].add_(1)
+        launch(torch.add, half, x.flip(0), out=y)
+
+    again = repeated(run, ws)
+    expected = 2 * x + 1
+    expected[0] -= 1
+    assert torch.equal(y, expected + x.flip(0))
+    x.mul_(3).sub_(1)
+    y.zero_()
+    again()
+    expected = 2 * x + 1
+    expected[0] -= 1
+    assert torch.equal(y, expected + x.flip(0))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_views_of_lent_buffers(dtype: torch.dtype):
+    """Slices, transposes and arrays of slices; the buffers come back while the pass is recorded, and are written in turn."""
+    x, found, ws = torch.randn(200, 200).to(dtype), torch.zeros(80, 200, dtype=dtype), Workspace()
+
+    def run() -> None:
+        places = []
+        for k in range(3):
+            a = ws.empty((200, 200), dtype)
+            a.copy_(x)
+            part = a[20:].t()[:, :80]
+            launch(np.copyto, array(a[30:31]), array(a[:1]))
+            part.mul_(k + 1)
+            found.add_(part.t())
+            places.append(a.data_ptr())
+            del a, part
+        assert len(set(places)) == 1
+
+    again = repeated(run, ws)
+    assert ws.allocated == 0
+    once = found.clone()
+    found.zero_()
+    x.neg_()
+    again()
+    assert torch.equal(found, -once)
+
+
+def test_buffers_of_a_recording_are_its_own():
+    ws, x = Workspace(), torch.ones(N)
+    seen: list[int] = []
+
+    def run() -> Tensor:
+        buffer = ws.empty((N,), torch.float32)
+        seen.append(buffer.data_ptr())
+        launch(double, array(x), array(buffer))
+        return buffer.sum()
+
+    again = repeated(run, ws)
+    others = [ws.empty((N,), torch.float32).fill_(7) for _ in range(3)]
+    assert seen[0] not in [other.data_ptr() for other in others]
+    again()
+    assert all((other == 7).all() for other in others)
+
+
+def test_what_torch_returns_is_written_where_it_was():
+    x, found = torch.ones(3), []
+
+    def run() -> None:
+        y = x * 2 + torch.cat([x, x])[:3]
+        found.append(y.sum())
+
+    again = repeated(run)
+    assert found[0] == 9
+    x.fill_(5)
+    again()
+    assert found[0] == 45
+
+
+@pytest.mark.parametrize(
+    "run",
+    [lambda: torch.ones(3).sum().item(), lambda: torch.rand(3), lambda: bool(torch.ones(1)), lambda: torch.ones(3).max(0)],
+    ids=["item", "rand", "bool", "max"],
+)
+def test_what_may_answer_otherwise_is_not_recorded(run: Callable[[], Any]):
+    _, calls, obstacle = recorder(Workspace())(run)
+    assert calls is None
+    assert obstacle is not None
+
+
+def test_an_error_ends_the_recording():
+    def fails() -> None:
+        launch(double, 1, 2)
+
+    with pytest.raises(TypeError):
+        recorder(Workspace())(fails)
+    calls: list[int] = []
+    launch(calls.append, 1)
+    assert calls == [1]
+
+
+def test_another_thread_is_not_recorded():
+    x, y = np.ones(3), np.zeros(3)
+
+    def run() -> None:
+        thread = threading.Thread(target=lambda: launch(double, x, y))
+        thread.start()
+        thread.join()
+
+    again = repeated(run)
+    assert (y == 2).all()
+    y[:] = 0
+    again()
+    assert (y == 0).all()

@@ -1,0 +1,200 @@
+"""A pass that is repeated equals one that is run, bit for bit, whatever the model and whatever happens in between."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tapeless.config import Lora, ModelConfig
+from tapeless.errors import InputError, NonFiniteError
+from tapeless.model.repeat import MOST
+from tapeless.model.transformer import Transformer
+from tapeless.model.watch import watched
+from tapeless.verify.fixtures import move_off_init
+
+pytest.importorskip("numba")
+
+LLAMA = ModelConfig(
+    vocab_size=1000, hidden_dim=64, num_layers=3, num_heads=4, num_kv_heads=2, head_dim=24, intermediate_dim=112, max_seq_len=96
+)
+BIASES = {"norm_bias": True, "attn_bias": True, "ffn_bias": True}
+PENALTIES = {"z_loss": 0.01, "label_smoothing": 0.1, "logit_softcap": 5.0}
+MODELS: dict[str, tuple[ModelConfig, dict[str, Any]]] = {
+    "llama": (LLAMA, {}),
+    "llama-cheap": (LLAMA, {"recompute": "cheap"}),
+    "gpt2": (replace(LLAMA, norm="layer", position="learned", ffn="gelu", tie_embeddings=True, **BIASES), {}),
+    "qwen3": (replace(LLAMA, qk_norm=True, tie_embeddings=True, **PENALTIES), {"recompute": "cheap"}),
+    "post": (replace(LLAMA, norm="layer", norm_placement="post", position="none", ffn="tanh"), {"recompute": "full"}),
+    "post-none": (replace(LLAMA, norm_placement="post", ffn="relu2", qk_norm=True), {}),
+    "full": (replace(LLAMA, ffn="geglu"), {"recompute": "full"}),
+    "lora": (LLAMA, {"lora": Lora(3, 5.0, "wq,wv,w_up,wo"), "recompute": "cheap"}),
+    "lora-all": (replace(LLAMA, **BIASES, norm="layer", ffn="relu"), {"lora": Lora(3, 2.0, "all-linear")}),
+    "frozen": (LLAMA, {"freeze": "embed*,blocks.0.*,*_norm.w"}),
+}
+LARGE, TINY = (6, 96), (3, 7)  # buffers of the workspace, and of the C library
+
+
+def batch(seed: int, shape: tuple[int, int], ignored: int = 5) -> tuple[Tensor, Tensor]:
+    tokens, targets = torch.randint(1000, (2, *shape), generator=torch.Generator().manual_seed(seed))
+    targets[0, :ignored] = -100
+    return tokens, targets
+
+
+def pair(config: ModelConfig, **options: Any) -> tuple[Transformer, Transformer]:
+    """Two models alike, the second of which never records."""
+    models = [Transformer(config, ops="cpu", **options) for _ in range(2)]
+    for model in models:
+        move_off_init(model, seed=0)
+    models[1].ops = replace(models[1].ops, record=None)
+    return models[0], models[1]
+
+
+def recordings(model: Transformer) -> int:
+    return sum(recorded is not None for recorded in model._repeats._recorded.values())
+
+
+@pytest.mark.parametrize("shape", [LARGE, TINY], ids=str)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", MODELS)
+def test_every_pass_equals_one_that_is_run(name: str, dtype: str, shape: tuple[int, int]):
+    config, options = MODELS[name]
+    models = pair(config, dtype=dtype, **options)
+    for step in range(5):
+        for micro_batch in range(3):
+            data = batch(10 * step + micro_batch, shape)
+            losses = [model.forward_backward(*data, num_targets=400, fresh=micro_batch == 0) for model in models]
+            assert torch.equal(*losses)
+            assert torch.equal(*(model.store.flat_grads for model in models))
+        for model in models:
+            model.store.flat.add_(model.store.flat.roll(step), alpha=1e-3)
+    assert recordings(models[0]) == 2  # fresh and not
+    assert recordings(models[1]) == 0
+
+
+def recorded(config: ModelConfig = LLAMA, shape: tuple[int, int] = LARGE, **options: Any) -> tuple[Transformer, Transformer]:
+    models = pair(config, **options)
+    for seed in range(3):
+        for model in models:
+            model.forward_backward(*batch(seed, shape), fresh=True)
+    assert recordings(models[0]) == 1
+    return models
+
+
+def same(models: tuple[Transformer, Transformer], data: tuple[Tensor, Tensor]) -> None:
+    losses = [model.forward_backward(*data, fresh=True) for model in models]
+    assert torch.equal(*losses)
+    assert torch.equal(*(model.store.flat_grads for model in models))
+
+
+def test_what_lies_between_does_not_matter():
+    """Evaluations, passes of another shape, and of another number of threads; a batch that is a view with gaps."""
+    models, threads = recorded(), torch.get_num_threads()
+    for seed in range(9):
+        for model in models:
+            model.loss(*batch(seed, (2, 96)))
+            model.logits(batch(seed, (5, 64))[0])
+        same(models, batch(seed, LARGE))
+        same(models, batch(seed, TINY))
+        same(models, tuple(x.T.contiguous().T for x in batch(seed, LARGE)))  # type: ignore[arg-type]
+    try:
+        for count in (1, threads + 1, threads):
+            torch.set_num_threads(count)
+            for seed in range(3):
+                same(models, batch(seed, LARGE))
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_a_loss_that_somebody_keeps_stays():
+    model, _ = recorded()
+    losses = [model.forward_backward(*batch(seed, LARGE), fresh=True) for seed in range(3)]
+    assert len({float(loss) for loss in losses}) == 3
+
+
+def test_a_tensor_that_somebody_keeps_is_not_written_over():
+    models = pair(LLAMA)
+    held = [models[0].logits(batch(0, LARGE)[0])]
+    before = [held[0].clone()]
+    for seed in range(4):
+        models[0].forward_backward(*batch(seed, LARGE), fresh=True)
+        held.append(models[0].logits(batch(seed, LARGE)[0]))
+        before.append(held[-1].clone())
+    assert recordings(models[0]) == 1
+    assert all(torch.equal(a, b) for a, b in zip(held, before, strict=True))
+
+
+def test_memory_does_not_grow():
+    model, _ = recorded()
+    ws = model.ops.linear.forward.keywords["ws"]  # type: ignore[attr-defined]
+    model.loss(*batch(0, LARGE))
+    before = ws.allocated
+    for seed in range(20):
+        model.forward_backward(*batch(seed, LARGE), fresh=True)
+        model.loss(*batch(seed, LARGE))
+    assert ws.allocated == before
+
+
+def test_there_are_never_many():
+    model = Transformer(LLAMA, ops="cpu")
+    for length in range(4, 4 + 2 * MOST):
+        for seed in range(3):
+            model.forward_backward(*batch(seed, (2, length), ignored=1))
+    assert recordings(model) == MOST
+
+
+def test_another_number_of_targets_is_another_pass():
+    models = recorded()
+    for ignored in (5, 6, 7, 6, 6, 6, 5, 7):
+        same(models, batch(ignored, LARGE, ignored))
+    for number in (100, 200, 100, 100, 200, 200):
+        losses = [model.forward_backward(*batch(1, LARGE), num_targets=number) for model in models]
+        assert torch.equal(*losses)
+
+
+@pytest.mark.parametrize(("which", "bad"), [(0, 1000), (0, -1), (1, 1000), (1, -5)])
+def test_bad_ids_are_refused(which: int, bad: int):
+    models, data = recorded(), batch(0, LARGE)
+    data[which][2, 3] = bad
+    with pytest.raises(InputError, match=r"\[2, 3\]"):
+        models[0].forward_backward(*data, fresh=True)
+    same(models, batch(1, LARGE))
+
+
+@pytest.mark.parametrize("ignored", [False, True])
+def test_a_broken_parameter_is_named(ignored: bool):
+    model, _ = recorded()
+    data = batch(0, LARGE)
+    if ignored:
+        data[1].fill_(-100)
+        for _ in range(3):
+            model.forward_backward(*data, fresh=True)
+        assert recordings(model) == 2
+    model.params["blocks.2.ffn.w_down"][3, 4] = torch.nan
+    with pytest.raises(NonFiniteError, match=r"blocks.2.ffn.w_down.*\[3, 4\]"):
+        model.forward_backward(*data, fresh=True)
+
+
+def test_what_depends_on_more_than_its_tokens_is_run():
+    tokens, targets = batch(0, LARGE)
+    told: list[str] = []
+    model = Transformer(LLAMA, ops="cpu")
+    dropped = Transformer(replace(LLAMA, dropout=0.1), ops="cpu")
+    with watched(model, lambda seen: told.append(seen.op)):
+        for _ in range(3):
+            model.forward_backward(tokens, targets)
+    assert told.count("attention") == 3 * 2 * LLAMA.num_layers
+    for step in range(3):
+        model.forward_backward(tokens, targets, documents=tokens // 500)
+        model.forward_backward(tokens, targets, on_grads_ready=lambda grads: None)
+        dropped.forward_backward(tokens, targets, step=step)
+    assert recordings(model) == recordings(dropped) == 0
+
+
+def test_a_model_of_large_buffers_shares_them(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("tapeless.kernels.workspace.RECORDED", 2**16)
+    models = pair(LLAMA)
+    for seed in range(4):
+        same(models, batch(seed, LARGE))
+    assert recordings(models[0]) == 0

@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from tapeless.config import AnyModelConfig, ModelConfig, TrainConfig
+from tapeless.kernels.dispatch import Onlooker
 from tapeless.kernels.dry import META, dry_ops
 from tapeless.model.build import AnyModel, build_model
 from tapeless.model.memory import saved_bytes
@@ -30,7 +30,7 @@ from tapeless.train.step import ema_of, optimizer_of
 ALIKE = (torch.ops.aten.empty_like.default, torch.ops.aten.zeros_like.default)
 
 
-class Watch(TorchDispatchMode):
+class Watch(Onlooker):
     """Counts the bytes of all tensors that are made under it and still there."""
 
     def __init__(self, idle: Callable[[], int] = lambda: 0):
@@ -38,11 +38,6 @@ class Watch(TorchDispatchMode):
         super().__init__()
         self.idle, self.live, self.peak = idle, 0, 0
         self._seen: dict[int, Any] = {}
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """Else torch hides this from its compiler, which it loads to do so: four seconds and 130 MB for nothing."""
-        return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         options = kwargs or {}

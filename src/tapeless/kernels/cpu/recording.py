@@ -15,9 +15,9 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
+from tapeless.kernels.dispatch import Onlooker
 from tapeless.kernels.workspace import NUMPY, Workspace, worth_recording
 
 Result = TypeVar("Result")
@@ -34,14 +34,14 @@ _current = _Current()
 
 
 def launch(function: Callable[..., Result], *args: Any, **options: Any) -> Result:
-    """function(*args, **options), seen by whoever records. It may read the contents of arrays and tensors, but answers for
-    itself with nothing but what it writes into them."""
+    """function(*args, **options), seen by whoever records. What it computes it writes into its arguments: what it returns will
+    not be looked at again."""
     if _current.recorder is None:
         return function(*args, **options)
     return _current.recorder.launched(function, args, options)
 
 
-class Recorder(TorchDispatchMode):
+class Recorder(Onlooker):
     def __init__(self, ws: Workspace):
         super().__init__()
         self.calls: Recording = []

@@ -5,10 +5,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tapeless.config import ModelConfig
+from tapeless.config import Lora, ModelConfig
 from tapeless.kernels.dry import META, dry_ops
 from tapeless.kernels.workspace import Workspace
 from tapeless.model.transformer import Transformer
+from tapeless.ops.op import Recording
 
 pytest.importorskip("numba")
 
@@ -40,6 +41,7 @@ def test_a_dry_step_takes_what_a_real_one_does(name: str, dtype: str, recompute:
     assert double is not None
     assert double.workspace is not None
     dry.ops = double.ops
+    real.ops, dry.ops = replace(real.ops, record=None), replace(dry.ops, record=None)
     for _ in range(2):
         real.forward_backward(tokens, tokens, fresh=True)
         dry.forward_backward(tokens.to(META), tokens.to(META), num_targets=1, fresh=True, check=False)
@@ -48,6 +50,27 @@ def test_a_dry_step_takes_what_a_real_one_does(name: str, dtype: str, recompute:
     real.loss(tokens[:4], tokens[:4])  # of another shape, so that the old blocks go
     dry.loss(tokens[:4].to(META), tokens[:4].to(META), num_targets=1, check=False)
     assert double.workspace.allocated == workspace_of(real).allocated
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", [*MODELS, "lora"])
+def test_a_dry_recording_has_what_a_real_one_has(name: str, dtype: str):
+    config, lora = MODELS.get(name, SMALL), Lora(3, 2.0, "all-linear") if name == "lora" else None
+    real = Transformer(config, ops="cpu", dtype=dtype, lora=lora)
+    dry = Transformer(config, device=META, ops="reference", dtype=dtype, initialized=False, lora=lora)
+    double = dry_ops("cpu")
+    assert double is not None
+    assert double.workspace is not None
+    assert real.ops.record is not None
+    dry.ops = double.ops
+    tokens = torch.randint(0, config.vocab_size, SHAPE)
+    for _ in range(2):
+        dry.forward_backward(tokens.to(META), tokens.to(META), num_targets=1, fresh=True, check=False)
+    real.forward_backward(tokens, tokens, num_targets=1, fresh=True, check=False)
+    call = real._call(None)
+    _, recording = real.ops.record(lambda: real._forward_backward(tokens, tokens, call, 1, None, True, False))
+    assert isinstance(recording, Recording)
+    assert double.workspace.recorded == pytest.approx(recording.nbytes, rel=0.02)
 
 
 @pytest.mark.parametrize("there", [True, False])

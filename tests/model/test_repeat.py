@@ -51,10 +51,6 @@ def pair(config: ModelConfig, **options: Any) -> tuple[Transformer, Transformer]
     return models[0], models[1]
 
 
-def recordings(model: Transformer) -> int:
-    return sum(recorded is not None for recorded in model._repeats._recorded.values())
-
-
 @pytest.mark.parametrize("shape", [LARGE, TINY], ids=str)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", MODELS)
@@ -69,8 +65,8 @@ def test_every_pass_equals_one_that_is_run(name: str, dtype: str, shape: tuple[i
             assert torch.equal(*(model.store.flat_grads for model in models))
         for model in models:
             model.store.flat.add_(model.store.flat.roll(step), alpha=1e-3)
-    assert recordings(models[0]) == 2  # fresh and not
-    assert recordings(models[1]) == 0
+    assert models[0]._repeats.count == 2  # fresh and not
+    assert models[1]._repeats.count == 0
 
 
 def recorded(config: ModelConfig = LLAMA, shape: tuple[int, int] = LARGE, **options: Any) -> tuple[Transformer, Transformer]:
@@ -78,7 +74,7 @@ def recorded(config: ModelConfig = LLAMA, shape: tuple[int, int] = LARGE, **opti
     for seed in range(3):
         for model in models:
             model.forward_backward(*batch(seed, shape), fresh=True)
-    assert recordings(models[0]) == 1
+    assert models[0]._repeats.count == 1
     return models
 
 
@@ -121,7 +117,7 @@ def test_a_tensor_that_somebody_keeps_is_not_written_over():
         models[0].forward_backward(*batch(seed, LARGE), fresh=True)
         held.append(models[0].logits(batch(seed, LARGE)[0]))
         before.append(held[-1].clone())
-    assert recordings(models[0]) == 1
+    assert models[0]._repeats.count == 1
     assert all(torch.equal(a, b) for a, b in zip(held, before, strict=True))
 
 
@@ -141,7 +137,7 @@ def test_there_are_never_many():
     for length in range(4, 4 + 2 * MOST):
         for seed in range(3):
             model.forward_backward(*batch(seed, (2, length), ignored=1))
-    assert recordings(model) == MOST
+    assert model._repeats.count == MOST
 
 
 def test_another_number_of_targets_is_another_pass():
@@ -170,7 +166,7 @@ def test_a_broken_parameter_is_named(ignored: bool):
         data[1].fill_(-100)
         for _ in range(3):
             model.forward_backward(*data, fresh=True)
-        assert recordings(model) == 2
+        assert model._repeats.count == 2
     model.params["blocks.2.ffn.w_down"][3, 4] = torch.nan
     with pytest.raises(NonFiniteError, match=r"blocks.2.ffn.w_down.*\[3, 4\]"):
         model.forward_backward(*data, fresh=True)
@@ -189,12 +185,67 @@ def test_what_depends_on_more_than_its_tokens_is_run():
         model.forward_backward(tokens, targets, documents=tokens // 500)
         model.forward_backward(tokens, targets, on_grads_ready=lambda grads: None)
         dropped.forward_backward(tokens, targets, step=step)
-    assert recordings(model) == recordings(dropped) == 0
+    assert model._repeats.count == dropped._repeats.count == 0
 
 
 def test_a_model_of_large_buffers_shares_them(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("tapeless.kernels.workspace.RECORDED", 2**16)
+    monkeypatch.setattr("tapeless.kernels.cpu.recording.LARGEST_RECORDING", 2**20)
     models = pair(LLAMA)
     for seed in range(4):
         same(models, batch(seed, LARGE))
-    assert recordings(models[0]) == 0
+        for model in models:
+            model.loss(*batch(seed, (1, 50 + seed)))
+    assert models[0]._repeats.count == 0
+    for seed in range(3):
+        same(models, batch(seed, TINY))  # what was refused does not stand in the way of others
+    assert models[0]._repeats.count == 1
+
+
+def test_a_repeated_pass_runs_no_python(monkeypatch: pytest.MonkeyPatch):
+    model, other = recorded()
+    expected = other.forward_backward(*batch(9, LARGE), fresh=True)
+
+    def refuse(*args: Any) -> None:
+        raise AssertionError("this is Python")
+
+    monkeypatch.setattr(model, "_forward_backward", refuse)
+    assert torch.equal(model.forward_backward(*batch(9, LARGE), fresh=True), expected)
+
+
+@pytest.mark.parametrize("name", ["qwen3", "lora"])
+def test_in_inference_mode_every_pass_is_run(name: str):
+    config, options = MODELS[name]
+    models = pair(config, **options)
+    for seed in range(4):
+        with torch.inference_mode():
+            same(models, batch(seed, LARGE))
+    assert models[0]._repeats.count == 0
+    for seed in range(3):
+        same(models, batch(seed, LARGE))
+    assert models[0]._repeats.count == 1
+    with torch.inference_mode():
+        same(models, batch(5, LARGE))
+
+
+def test_without_checks_and_with_a_number_that_is_a_tensor():
+    models, number = pair(LLAMA), torch.tensor(400)
+    threads = torch.get_num_threads()
+    try:
+        for seed, count in enumerate((100, 100, 100, 200, 100, 200, 200)):
+            number.fill_(count)
+            torch.set_num_threads(1 + seed % 2)
+            losses = [float(model.forward_backward(*batch(seed, LARGE), num_targets=number, check=False)) for model in models]
+            assert losses[0] == pytest.approx(losses[1], rel=1e-6)
+    finally:
+        torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_an_optimizer_that_nobody_knows(dtype: str):
+    """It writes the parameters, and not the copy that products read."""
+    models = pair(LLAMA, dtype=dtype)
+    for seed in range(5):
+        same(models, batch(seed, LARGE))
+        for model in models:
+            model.store.flat.data[: model.store.flat_grads.numel()].sub_(model.store.flat_grads, alpha=0.1)
+    assert models[0]._repeats.count == 1

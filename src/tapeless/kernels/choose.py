@@ -89,7 +89,8 @@ def register_ops(
 
     def build() -> OpSet:
         own = ops() if callable(ops) else ops
-        # Neither shortcut would have the ops that were replaced, and nobody knows whether those wait for the device.
+        # No shortcut would have the ops that were replaced, and nobody knows whether those wait for the device, or compute
+        # something that a recording would not see.
         return replace(own, name=name, overwriting=None, decoder=None, capturable=False, record=None)
 
     _BACKENDS[name] = Backend(build, devices, dtypes)

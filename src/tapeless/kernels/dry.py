@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tapeless.kernels.workspace import SMALL, Workspace, worth_recording
+from tapeless.kernels.dispatch import Onlooker, computes, writes
+from tapeless.kernels.workspace import LARGEST_RECORDING, SMALL, Workspace
 from tapeless.ops.add_norm import AddNormSaved
 from tapeless.ops.attention import AttentionSaved
 from tapeless.ops.dropout import DROPOUT
@@ -24,7 +25,7 @@ from tapeless.ops.ffn_down import FFN_DOWN, FFNDownSaved
 from tapeless.ops.layer_norm import LayerNormSaved
 from tapeless.ops.linear import LinearSaved
 from tapeless.ops.linear_cross_entropy import LinearCrossEntropySaved
-from tapeless.ops.op import Op, OpSet
+from tapeless.ops.op import Op, OpSet, Recording
 from tapeless.ops.qkv_rope import QKVRopeSaved
 from tapeless.ops.rms_norm import RMSNormSaved
 
@@ -45,6 +46,7 @@ class DryWorkspace(Workspace):
         self.lent = 0  # bytes
         self.copied = 0  # bytes that a library takes by itself for the largest of its products: the C library keeps them
         self.recorded = 0  # bytes that recordings have for themselves
+        self._taken: dict[int, Bytes] | None = None  # blocks that were lent while a pass was recorded
 
     @property
     def idle(self) -> int:
@@ -61,22 +63,41 @@ class DryWorkspace(Workspace):
 
     def _lend(self, block: Bytes, free: list[Bytes], shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         self.lent += block.nbytes
+        if self._taken is not None:
+            self._taken[id(block)] = block
         tensor = torch.empty(shape, dtype=dtype, device=META)
         ticket = weakref.ref(tensor.untyped_storage(), self._take_back)
         self._lent[id(ticket)] = ticket, free, block
         return tensor
 
-    def record(self, run: Callable[[], Any]) -> tuple[Any, list[Callable[[], Any]] | None, str | None]:
+    def record(self, run: Callable[[], Any]) -> tuple[Any, Recording | str]:
         """The recording of a dry pass: it has what the pass took, and nothing to repeat."""
-        result = run()
-        if not worth_recording(self):
-            return result, None, "as the pass itself"
-        self.recorded += self.give_away()
-        return result, [], None
+        self._taken = {}
+        with _Made() as made:
+            result = run()
+        nbytes = made.nbytes + sum(block.nbytes for block in self._taken.values())
+        self._taken = None
+        if nbytes > LARGEST_RECORDING:
+            return result, f"it would have {nbytes / 2**20:,.0f} MiB for itself"
+        self.give_away()
+        self.recorded += nbytes
+        return result, Recording([], nbytes)
 
     def _take_back(self, ticket: Any) -> None:
         self.lent -= self._lent[id(ticket)][2].nbytes
         super()._take_back(ticket)
+
+
+class _Made(Onlooker):
+    """Counts the bytes of all results that torch makes."""
+
+    nbytes = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), options: Any = None) -> Any:
+        result = function(*args, **(options or {}))
+        if isinstance(result, Tensor) and computes(function) and not writes(function):
+            self.nbytes += result.nbytes
+        return result
 
 
 def plain_empty(shape: Sequence[int], dtype: torch.dtype) -> Tensor:

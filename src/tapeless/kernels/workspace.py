@@ -17,10 +17,8 @@ from torch import Tensor
 
 SMALL = 2**15  # bytes; below, the allocator of the C library is as good
 LAZY = 4
+LARGEST_RECORDING = 2**26  # bytes; a pass that takes more is so long that Python is nothing of it, and shares its buffers
 NUMPY = {torch.float32: np.float32, torch.bfloat16: np.uint16}
-
-
-RECORDED = 2**26  # bytes; beyond, a step is so long that Python is nothing of it, and buffers are better shared
 
 
 class Workspace:
@@ -94,8 +92,3 @@ class Workspace:
     def _take_back(self, ticket: Any) -> None:
         _, free, block = self._lent.pop(id(ticket))
         free.append(block)
-
-
-def worth_recording(ws: Workspace) -> bool:
-    """Whether a recording (cpu/recording.py) may have the buffers of a pass for itself."""
-    return ws.allocated <= RECORDED

@@ -35,17 +35,30 @@ class Repeats:
         self._seen: set[Hashable] = set()
         self._recorded: dict[Hashable, Recorded | None] = {}  # None: it could not be
 
-    def run(self, ops: OpSet, run: Pass, tokens: Tensor, targets: Tensor, *same: Hashable) -> tuple[Tensor, ...]:
-        """run(tokens, targets), or what it would do. same: all that its calls depend on, beside the shape of the batch, the
-        ops and the number of threads."""
+    @property
+    def count(self) -> int:
+        return sum(known is not None for known in self._recorded.values())
+
+    def run(
+        self,
+        ops: OpSet,
+        prepare: Callable[[], None],
+        run: Pass,
+        tokens: Tensor,  # (B, T) int64
+        targets: Tensor,  # (B, T) int64
+        *same: Hashable,
+    ) -> tuple[Tensor, ...]:
+        """run(tokens, targets), or what it would do. prepare: called before calls are repeated. same: all that its calls depend
+        on, beside the shape of the batch, the ops and the number of threads."""
         key = (tokens.shape, id(ops), torch.get_num_threads(), *same)
-        if key not in self._recorded and key in self._seen and len(self._recorded) < MOST:
+        if key not in self._recorded and key in self._seen and self.count < MOST:
             self._recorded[key], results = recorded(ops, run, tokens, targets)
             return results
         known = self._recorded.get(key)
         if known is None:
             self._seen = {key, *(self._seen if len(self._seen) < LATELY else ())}
             return run(tokens, targets)
+        prepare()
         known.tokens.copy_(tokens)
         known.targets.copy_(targets)
         for call in known.calls:
@@ -57,11 +70,11 @@ def recorded(ops: OpSet, run: Pass, *batch: Tensor) -> tuple[Recorded | None, tu
     """The recording of a pass, and what the pass returns."""
     assert ops.record is not None
     tokens, targets = (x.clone(memory_format=torch.contiguous_format) for x in batch)
-    results, calls, obstacle = ops.record(lambda: run(tokens, targets))
-    if calls is None:
-        log.debug("passes of %d x %d tokens are not recorded: %s", *tokens.shape, obstacle)
+    results, recording = ops.record(lambda: run(tokens, targets))
+    if isinstance(recording, str):
+        log.debug("passes of %d x %d tokens are not recorded: %s", *tokens.shape, recording)
         return None, results
-    return Recorded(ops, calls, tokens, targets, results), copies(results)
+    return Recorded(ops, recording.calls, tokens, targets, results), copies(results)
 
 
 def copies(results: tuple[Tensor, ...]) -> tuple[Tensor, ...]:

@@ -179,7 +179,8 @@ class Transformer:
         check: bool = True,
     ) -> Tensor:  # loss ()
         """forward and then backward, as one call: a kernel can then make the head's gradient while its logits are there.
-        After an error the gradients may hold a part of this batch's.
+        After an error, such as a parameter that is not finite, the gradients may hold this batch's or a part of them. Passes
+        that differ in their tokens alone may be repeated from a recording (repeat.py).
 
         fresh: the gradients are this batch's alone, whatever they held: most need not be zeroed then, but are written.
         check: False leaves out every look at values, so that nothing waits for the device and the call can be captured in a
@@ -188,17 +189,23 @@ class Transformer:
         if check:
             self._check(tokens, targets, documents)
             check_num_targets(num_targets)
+        elif self.ops.begin is not None:
+            self.ops.begin()
         call = self._call(documents, self._dropout(step, first_sample))
+        # Nothing but tokens and targets may differ between two passes; and in inference mode torch's dispatcher shows less.
+        alike = on_grads_ready is None and documents is None and call.dropout is None and not torch.is_inference_mode_enabled()
+        repeatable = alike and self.ops.record is not None
+        if repeatable:
+            num_targets = int(num_targets or valid_targets(targets))
 
         def run(tokens: Tensor, targets: Tensor) -> tuple[Tensor, ...]:  # loss (), and to be checked, a sum ()
             return self._forward_backward(tokens, targets, call, num_targets, on_grads_ready, fresh, check)
 
-        if self.ops.record is None or on_grads_ready is not None or documents is not None or call.dropout is not None:
-            loss, *looked_at = run(tokens, targets)
+        if repeatable:
+            same = num_targets, fresh, check, self.recompute
+            loss, *looked_at = self._repeats.run(self.ops, self.store.refresh, run, tokens, targets, *same)
         else:
-            num_targets = num_targets or valid_targets(targets)
-            self.store.refresh()
-            loss, *looked_at = self._repeats.run(self.ops, run, tokens, targets, num_targets, fresh, check, self.recompute)
+            loss, *looked_at = run(tokens, targets)
         for number in (*looked_at, loss) if check else ():
             self._finite(number)
         return loss

@@ -32,6 +32,13 @@ class Op(NamedTuple):
     both: Callable[..., Any] | None = None  # of a loss: (x, targets, w, dw, *, scalars) -> loss, dx, as if dloss were 1
 
 
+class Recording(NamedTuple):
+    """The calls of one pass, to be made again in their order."""
+
+    calls: list[Callable[[], Any]]
+    nbytes: int  # of the memory that it has for itself
+
+
 @dataclass(frozen=True)
 class OpSet:
     """One implementation of everything a transformer is made of. A backend replaces fields; the model only calls them."""
@@ -55,8 +62,9 @@ class OpSet:
     # Whether nothing in it waits for the device, so that a step can be captured in a graph: its loss then takes num_targets
     # as a number on the device too, and its adam_update leaves everything as it was where the scale is NaN.
     capturable: bool = False
-    # (run) -> what run() returns, its calls to be made again without it, and where there are none, why; None: it cannot record
-    record: Callable[[Callable[[], Any]], tuple[Any, list[Callable[[], Any]] | None, str | None]] | None = None
+    # (run) -> what run() returns, and its calls, or why they cannot be repeated; None: it cannot record. Who replaces an op
+    # by one that computes in numpy sets it to None.
+    record: "Callable[[Callable[[], Any]], tuple[Any, Recording | str]] | None" = None
 
 
 def loss_with_gradient(

@@ -1,6 +1,7 @@
 """What is recorded is repeated: calls that are launched, calls of torch, in their order and on their memory."""
 
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -12,8 +13,9 @@ from torch import Tensor
 pytest.importorskip("numba")
 
 from tapeless.kernels.cpu.jit import array
-from tapeless.kernels.cpu.recording import launch, recorder
+from tapeless.kernels.cpu.recording import launch, recording_with
 from tapeless.kernels.workspace import Workspace
+from tapeless.ops.op import Recording
 
 N = 10_000  # elements: a buffer of the workspace
 
@@ -23,12 +25,11 @@ def double(x: np.ndarray, y: np.ndarray) -> None:
 
 
 def repeated(run: Callable[[], Any], ws: Workspace | None = None) -> Callable[[], None]:
-    _, calls, obstacle = recorder(ws or Workspace())(run)
-    assert obstacle is None
-    assert calls is not None
+    _, recording = recording_with(ws or Workspace())(run)
+    assert isinstance(recording, Recording)
 
     def again() -> None:
-        for call in calls:
+        for call in recording.calls:
             call()
 
     return again
@@ -119,9 +120,9 @@ def test_what_torch_returns_is_written_where_it_was():
     ids=["item", "rand", "bool", "max"],
 )
 def test_what_may_answer_otherwise_is_not_recorded(run: Callable[[], Any]):
-    _, calls, obstacle = recorder(Workspace())(run)
-    assert calls is None
-    assert obstacle is not None
+    _, obstacle = recording_with(Workspace())(run)
+    assert isinstance(obstacle, str)
+    assert "may answer otherwise" in obstacle
 
 
 def test_an_error_ends_the_recording():
@@ -129,7 +130,7 @@ def test_an_error_ends_the_recording():
         launch(double, 1, 2)
 
     with pytest.raises(TypeError):
-        recorder(Workspace())(fails)
+        recording_with(Workspace())(fails)
     calls: list[int] = []
     launch(calls.append, 1)
     assert calls == [1]
@@ -148,3 +149,49 @@ def test_another_thread_is_not_recorded():
     y[:] = 0
     again()
     assert (y == 0).all()
+
+
+def test_a_buffer_that_outlives_the_pass_voids_the_recording():
+    ws, x, kept = Workspace(), torch.ones(N), []
+
+    def run() -> None:
+        kept.append(ws.empty((N,), torch.float32))
+        launch(double, array(x), array(kept[0]))
+
+    _, obstacle = recording_with(ws)(run)
+    assert obstacle == "a buffer of it is still in use"
+    assert ws.allocated > 0
+
+
+@pytest.mark.parametrize("by", ["workspace", "torch"])
+def test_what_would_take_too_much_is_not_recorded(by: str, monkeypatch: pytest.MonkeyPatch):
+    """And holds nothing while it runs on."""
+    monkeypatch.setattr("tapeless.kernels.cpu.recording.LARGEST_RECORDING", 7 * N)
+    ws, x, found = Workspace(), torch.ones(N), []
+
+    def run() -> None:
+        for k in range(3):
+            buffer = ws.empty((N + k,), torch.float32) if by == "workspace" else x + 1
+            buffer.fill_(k)
+            found.append(weakref.ref(buffer))
+        found.append(buffer.sum())
+
+    _, obstacle = recording_with(ws)(run)
+    assert isinstance(obstacle, str)
+    assert "MiB for itself" in obstacle
+    assert found.pop() == 2 * (N + 2 if by == "workspace" else N)
+    assert all(place() is None for place in found)
+
+
+def test_the_bytes_of_a_recording():
+    ws, x = Workspace(), torch.ones(N)
+
+    def run() -> None:
+        for _ in range(3):
+            launch(double, array(x), array(ws.empty((N,), torch.float32)))
+        x.sum()
+
+    _, recording = recording_with(ws)(run)
+    assert isinstance(recording, Recording)
+    assert recording.nbytes == 4 * N + 4
+    assert ws.allocated == 0

@@ -12,7 +12,7 @@ from tapeless.kernels.cpu.jit import use_torchs_threads
 from tapeless.kernels.cpu.linear import linear
 from tapeless.kernels.cpu.linear_cross_entropy import linear_cross_entropy
 from tapeless.kernels.cpu.qkv_rope import qkv_rope
-from tapeless.kernels.cpu.recording import recorder
+from tapeless.kernels.cpu.recording import recording_with
 from tapeless.kernels.cpu.update import adam_update, grad_norm
 from tapeless.kernels.workspace import Workspace
 from tapeless.ops.dropout import DROPOUT
@@ -37,7 +37,7 @@ def cpu_ops() -> OpSet:
         decoder=decoder,
         adam_update=adam_update,
         grad_norm=grad_norm,
-        record=recorder(ws),
+        record=recording_with(ws),
     )
     return replace(
         ops,

@@ -2,8 +2,8 @@
 
 A step of a small model is a hundred calls, and finding out their arguments (shapes, views, buffers) takes as long as a third of
 the work itself. While a pass is recorded it runs as ever, and every call that computes is kept with its arguments: kernels and
-products by `launch`, whatever else torch computes by torch's own dispatcher. What is computed in numpy between calls would be
-seen by nobody, so that ops compute nothing there.
+products by `launch`, whatever else torch computes by torch's own dispatcher. What numpy computes between calls, and what Python
+reads out of a tensor by way of numpy, nobody sees: ops must do neither.
 The buffers that a recording writes are its own from then on; those lent out in turn during the pass are written in turn again.
 Judged by: tests/kernels/cpu/test_recording.py."""
 
@@ -17,13 +17,11 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from tapeless.kernels.dispatch import Onlooker
-from tapeless.kernels.workspace import NUMPY, Workspace, worth_recording
+from tapeless.kernels.dispatch import Onlooker, computes, writes
+from tapeless.kernels.workspace import LARGEST_RECORDING, NUMPY, Workspace
+from tapeless.ops.op import Recording
 
 Result = TypeVar("Result")
-Recording = list[Callable[[], Any]]
-
-PROMOTED = torch.ops.aten.promote_types.default  # of dtypes; no tensor is in it
 
 
 class _Current(threading.local):
@@ -42,11 +40,15 @@ def launch(function: Callable[..., Result], *args: Any, **options: Any) -> Resul
 
 
 class Recorder(Onlooker):
+    """While it lasts, keeps every call that computes, until there is an obstacle to it."""
+
     def __init__(self, ws: Workspace):
         super().__init__()
-        self.calls: Recording = []
+        self.calls: list[Callable[[], Any]] = []
         self.obstacle: str | None = None
+        self.nbytes = 0  # of all blocks that the calls write, and of results that torch makes
         self._ws, self._launching = ws, False
+        self._blocks: dict[int, Any] = {}  # of the workspace, by where they begin
 
     def __enter__(self) -> "Recorder":
         _current.recorder = self
@@ -67,18 +69,27 @@ class Recorder(Onlooker):
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), options: Any = None) -> Any:
         options = options or {}
         result = function(*args, **options)
-        if self._launching or function.is_view or "empty" in function.name() or function is PROMOTED:
+        if self._launching or not computes(function):
             return result
         if not isinstance(result, Tensor) or torch.Tag.nondeterministic_seeded in function.tags:
-            self.obstacle = f"{function.name()} may answer otherwise the next time"
-        elif function._schema.is_mutable:
+            self._give_up(f"{function.name()} may answer otherwise the next time")
+        elif writes(function):
             self._add(function, *args, **options)
         else:
+            self.nbytes += result.nbytes
             self._add(_again, result, function, *args, **options)
         return result
 
     def _add(self, function: Callable[..., Any], *args: Any, **options: Any) -> None:
+        if self.obstacle is not None:
+            return
         self.calls.append(partial(function, *tree_map(self._unlent, args), **tree_map(self._unlent, options)))
+        if self.nbytes > LARGEST_RECORDING:
+            self._give_up(f"it would have more than {LARGEST_RECORDING / 2**20:,.0f} MiB for itself")
+
+    def _give_up(self, obstacle: str) -> None:
+        self.obstacle = obstacle
+        self.calls.clear()
 
     def _unlent(self, x: Any) -> Any:
         """The same memory, seen so that its block comes back to the workspace when the pass itself is done with it."""
@@ -91,24 +102,35 @@ class Recorder(Onlooker):
         block, first = self._ws.lent_at(address)
         if block is None:
             return x
+        if dtype is None:
+            self._give_up(f"a buffer is seen as {x.dtype}")
+            return x
+        if first not in self._blocks:
+            self._blocks[first] = block
+            self.nbytes += block.nbytes
         seen = np.ndarray(x.shape, dtype, block, address - first, strides)
         return torch.from_numpy(seen).view(x.dtype) if isinstance(x, Tensor) else seen
+
+    def done(self) -> Recording | str:
+        """What was recorded, or why nothing was. A block that somebody still has will be lent to others after him."""
+        if any(self._ws.lent_at(first)[0] is not None for first in self._blocks):
+            self._give_up("a buffer of it is still in use")
+        if self.obstacle is not None:
+            return self.obstacle
+        self._ws.give_away()
+        return Recording(self.calls, self.nbytes)
 
 
 def _again(result: Tensor, function: Callable[..., Tensor], *args: Any, **options: Any) -> None:
     result.copy_(function(*args, **options))
 
 
-def recorder(ws: Workspace) -> Callable[[Callable[[], Result]], tuple[Result, Recording | None, str | None]]:
-    def record(run: Callable[[], Result]) -> tuple[Result, Recording | None, str | None]:
-        """What run() returns, and the recording of it, or why there is none."""
-        if not worth_recording(ws):
-            return run(), None, f"its buffers have {ws.allocated / 2**20:,.0f} MiB, more than are worth keeping apart"
-        with Recorder(ws) as recording:
+def recording_with(ws: Workspace) -> Callable[[Callable[[], Result]], tuple[Result, Recording | str]]:
+    """OpSet.record of a set that takes its buffers from this workspace."""
+
+    def record(run: Callable[[], Result]) -> tuple[Result, Recording | str]:
+        with Recorder(ws) as recorder:
             result = run()
-        if recording.obstacle is not None:
-            return result, None, recording.obstacle
-        ws.give_away()
-        return result, recording.calls, None
+        return result, recorder.done()
 
     return record

@@ -166,7 +166,7 @@ def test_a_buffer_that_outlives_the_pass_voids_the_recording():
 @pytest.mark.parametrize("by", ["workspace", "torch"])
 def test_what_would_take_too_much_is_not_recorded(by: str, monkeypatch: pytest.MonkeyPatch):
     """And holds nothing while it runs on."""
-    monkeypatch.setattr("tapeless.kernels.cpu.recording.LARGEST_RECORDING", 7 * N)
+    monkeypatch.setitem(recording_with.__globals__, "LARGEST_RECORDING", 7 * N)
     ws, x, found = Workspace(), torch.ones(N), []
 
     def run() -> None:

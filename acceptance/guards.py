@@ -23,7 +23,7 @@ from tapeless.config import TrainConfig, load_preset
 from tapeless.data.prepare import prepare
 from tapeless.model.build import build_model
 from tapeless.train.guard import LEAST, SpikeGuard
-from tapeless.train.identities import check_identities
+from tapeless.train.invariants import check_invariants
 from tapeless.train.run_dir import RunDir
 from tapeless.train.trainer import Trainer
 
@@ -225,7 +225,7 @@ def cost_claims(claims: Claims, folder: Path) -> None:
         trainer = Trainer(model, config, prepare(config, model.config.vocab_size, folder / preset))
         batch = trainer.next_batch()
         step = seconds(lambda: trainer.step(*batch), 15 if preset == "tiny" else 6)  # noqa: B023  called here, not later
-        look = seconds(lambda: check_identities(model, *batch, step=0, first_sample=0), 3)  # noqa: B023
+        look = seconds(lambda: check_invariants(model, *batch, step=0, first_sample=0), 3)  # noqa: B023
         claims.check(
             f"what the guards add to a step of {preset}, {rows} x 128: {1e6 * own:.0f} us of {1e3 * step:.1f} ms",
             bound=f"under {100 * COST:g} %",
@@ -233,7 +233,7 @@ def cost_claims(claims: Claims, folder: Path) -> None:
             ok=own < COST * step,
         )
         claims.check(
-            f"the identities on {preset}, beside a step: {1e3 * look:.1f} ms; with --paranoid 100",
+            f"the identities on {preset}, beside a step: {1e3 * look:.1f} ms; with --check-invariants-every 100",
             bound="under 5 % of the run",
             measured=f"{look / step:.2f} %",
             ok=look < 5 * step,
@@ -241,11 +241,14 @@ def cost_claims(claims: Claims, folder: Path) -> None:
 
 
 def paranoid_claim(claims: Claims, folder: Path) -> None:
-    run = RunDir(folder / "paranoid")
-    code, _ = command("train", "new", *MODEL, "--paranoid", 3, "--out-dir", run.path)
+    run = RunDir(folder / "check_invariants_every")
+    code, _ = command("train", "new", *MODEL, "--check-invariants-every", 3, "--out-dir", run.path)
     same = code == 0 and fingerprint(run) == fingerprint(RunDir(folder / "healthy"))
     claims.check(
-        "a run with --paranoid 3", bound="the same bits as without", measured="equal" if same else "DIFFERENT", ok=same
+        "a run with --check-invariants-every 3",
+        bound="the same bits as without",
+        measured="equal" if same else "DIFFERENT",
+        ok=same,
     )
 
 

@@ -26,7 +26,7 @@ def to_the_end(*arguments: object) -> None:
         raise SystemExit(f"tapeless train {arguments[0]} failed with exit status {code}")
 
 
-def go_on(run: RunDir, flags: Sequence[object]) -> list[object]:
+def restore_trainer(run: RunDir, flags: Sequence[object]) -> list[object]:
     """The command that a person would type now."""
     if run.config.is_file():
         return ["resume", run.path]
@@ -69,5 +69,5 @@ def killed_once(folder: Path, flags: Sequence[object], draw: random.Random, seco
         process.kill()
         process.wait()
     told = run.metrics.read_bytes().count(b"\n") if run.metrics.exists() else 0
-    to_the_end(*go_on(run, flags))
+    to_the_end(*restore_trainer(run, flags))
     return run, told

@@ -26,7 +26,7 @@ from tapeless.train.run_dir import RunDir
 PYTHON = os.environ.get("TAPELESS_LOGS_PYTHON", sys.executable)
 STRACE = shutil.which("strace")
 SMALL = ["--hidden-dim", 16, "--num-layers", 1, "--num-heads", 2, "--intermediate-dim", 32, "--max-seq-len", 32]
-SMALL += ["--batch-size", 2, "--eval-every", 50, "--save-every", 50, "--watch-every", 25, "--sample-every", 100]
+SMALL += ["--batch-size", 2, "--eval-every", 50, "--save-every", 50, "--layer-stats-every", 25, "--sample-every", 100]
 SMALL += ["--sample-tokens", 8, "--eval-windows", 4, "--ops", "reference", "--no-verify"]
 # What would send a run elsewhere, if it were listened to.
 HOSTILE = {"WANDB_MODE": "online", "WANDB_RESUME": "must", "WANDB_RUN_ID": "other", "WANDB_API_KEY": "0" * 40}

@@ -20,13 +20,13 @@ from tapeless.data.files import file_sha256
 from tapeless.data.prepare import prepare
 from tapeless.model.transformer import Transformer
 from tapeless.report.html_page import SHARE, HtmlPage
-from tapeless.train.layer_watch import LayerWatch
+from tapeless.train.layer_stats import LayerStats
 from tapeless.train.metrics_log import MetricsLog
 from tapeless.train.run_dir import RunDir
 from tapeless.train.trainer import Trainer
 
 SMALL = ["--hidden-dim", 64, "--num-layers", 4, "--num-heads", 4, "--intermediate-dim", 172, "--max-seq-len", 64]
-SMALL += ["--batch-size", 6, "--max-steps", 1200, "--eval-every", 60, "--sample-every", 300, "--watch-every", 30]
+SMALL += ["--batch-size", 6, "--max-steps", 1200, "--eval-every", 60, "--sample-every", 300, "--layer-stats-every", 30]
 RUNS = {"cosine": ["--lr", 4e-3], "wsd": ["--lr", 1e-3, "--lr-schedule", "wsd"]}
 SINGLE = ("grad_norm", "clip_rate", "lr", "speed", "memory")  # charts of one curve a run
 LONG, BYTES, SECONDS = 100_000, 1_000_000, 10
@@ -105,17 +105,17 @@ def check_cost(claims: Claims, folder: Path) -> dict[str, float]:
     batch = trainer.next_batch()
     for _ in range(5):
         trainer.step(*batch)
-    look = LayerWatch(trainer.model, 1)
+    look = LayerStats(trainer.model, 1)
     step = median_seconds(lambda: trainer.step(*batch))
     watch = median_seconds(lambda: (look.before(), look.after(1.0)))
     page = HtmlPage(RunDir(folder / "cosine"))
     event = of_kind(RunDir(folder / "cosine"), "step")[-1]
     told = median_seconds(lambda: [page.story.take(event) for _ in range(100)]) / 100
-    share = (watch / config.watch_every + told) / step + SHARE
+    share = (watch / config.layer_stats_every + told) / step + SHARE
     claims.check(
         f"looks at the layers of tiny (8 x 128 in one thread, a step of {1e3 * step:.1f} ms), {1e3 * watch:.2f} ms every "
-        f"{config.watch_every} steps, {1e6 * told:.0f} µs a step for the page's numbers, and at most {100 * SHARE:g} % of the "
-        "time for writing it",
+        f"{config.layer_stats_every} steps, {1e6 * told:.0f} µs a step for the page's numbers, and at most {100 * SHARE:g} % "
+        "of the time for writing it",
         bound=f"under {100 * COST:g} % of the time",
         measured=f"{100 * share:.2f} %",
         ok=share < COST,
@@ -128,7 +128,7 @@ def check_accuracy(claims: Claims, folder: Path) -> None:
     shape = ModelConfig(vocab_size=2048, hidden_dim=256, num_layers=1, num_heads=4, intermediate_dim=688, max_seq_len=64)
     config = TrainConfig(seq_len=64, batch_size=4, max_steps=20)
     trainer = Trainer(Transformer(shape), config, prepare(config, shape.vocab_size, folder / "wide"))
-    look, worst = LayerWatch(trainer.model, 1), 0.0
+    look, worst = LayerStats(trainer.model, 1), 0.0
     for _ in range(5):
         before = {name: w.clone() for name, w in trainer.model.params.items()}
         look.before()
@@ -148,7 +148,9 @@ def check_bits(claims: Claims, folder: Path) -> None:
     hashes = []
     for every, report in ((0, "none"), (1, "html,csv")):
         run = RunDir(folder / f"bits-{every}")
-        train(run, *SMALL, "--max-steps", 60, "--eval-every", 20, "--watch-every", every, "--report-to", report, threads=1)
+        train(
+            run, *SMALL, "--max-steps", 60, "--eval-every", 20, "--layer-stats-every", every, "--report-to", report, threads=1
+        )
         hashes.append(file_sha256(run.checkpoints / "step-00000060" / "model.safetensors"))
     claims.check(
         "weights after 60 steps, every one looked at and reported, and none",

@@ -258,7 +258,7 @@ def test_an_op_file_tells_its_story(path: Path):
     tree = ast.parse(path.read_text())
     story = ast.get_docstring(tree) or ""
     assert "Saved:" in story or "nothing is saved" in story
-    assert f"Judged by: tests/ops/test_{path.stem}.py." in story
+    assert f"Tested by: tests/ops/test_{path.stem}.py." in story
     assert len(story.splitlines()) <= 25
     scopes = [tree, *(node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))]  # a factory makes ops inside
     functions = [node.name for scope in scopes for node in scope.body if isinstance(node, ast.FunctionDef)]

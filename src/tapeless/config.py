@@ -2,7 +2,7 @@
 
 The bare defaults are the default preset, a small llama-shaped model. Presets are TOML files beside this one; a preset's
 table names the kind of model: [model] a transformer, [simplelm] the attention-free SimpleLM.
-Judged by: tests/test_config.py."""
+Tested by: tests/test_config.py."""
 
 import difflib
 import re
@@ -180,7 +180,7 @@ class TrainConfig:
     nesterov: bool | None = option(None, "Nesterov momentum; by default with muon, not with sgd")
     grad_clip: float = option(1.0, "largest global norm of the gradient; 0 lets every norm pass")
     spike_z: float = option(20.0, "skip the update of a loss this many robust deviations above the recent ones; 0: never")
-    paranoid: int = option(0, "steps between checks of the identities that every right gradient obeys; 0: none")
+    check_invariants_every: int = option(0, "steps between checks of the identities that every right gradient obeys; 0: none")
     ema_decay: float = option(0.0, "decay of a moving average of the weights, kept beside them; 0: none")
     seed: int = option(0, "seed of weights, data order, dropout and samples")
     device: str = option("cpu", "where to train, as torch names it: cpu, cuda, mps")
@@ -212,7 +212,7 @@ class TrainConfig:
     sample_tokens: int = option(100, "tokens in a sample")
     sample_prompt: str = option("", "what a sample continues; by default the first token of the validation part")
     sample_temperature: float = option(0.8, "temperature of samples; 0: always the likeliest token")
-    watch_every: int = option(50, "steps between looks at memory and at each layer's gradient and update; 0: none")
+    layer_stats_every: int = option(50, "steps between looks at memory and at each layer's gradient and update; 0: none")
     report_to: str = option("html", "where the run is told too, by commas: html, csv, tensorboard, wandb, trackio; or none")
     verify: bool = option(True, "check the gradients on the first batch before the first step")
 
@@ -234,8 +234,8 @@ class TrainConfig:
             "keep_every",
             "sample_every",
             "sample_tokens",
-            "watch_every",
-            "paranoid",
+            "layer_stats_every",
+            "check_invariants_every",
         )
         for name in counts:
             require(getattr(self, name) >= 0, name, "0 or more", getattr(self, name))

@@ -3,7 +3,7 @@
 A message says what, where, expected and got, and how to fix it, in one line. A class is a kind of error, with a code of its own
 and the exit status that the command line ends with; a `Known` error is one of a kind that has a code, a cause and a fix of
 its own: `raise EMPTY_DATA(path=path)`. docs/errors.md is generated from this file.
-Judged by: tests/test_catalogue.py."""
+Tested by: tests/test_catalogue.py."""
 
 from dataclasses import dataclass
 from typing import Any, Self
@@ -63,8 +63,8 @@ class NonFiniteError(TapelessError, ArithmeticError):
     fix = "resume from the last good checkpoint, with a smaller lr; the dump in the run's directory names the first bad tensor"
 
 
-class IdentityError(TapelessError, ArithmeticError):
-    """An identity that holds for every right gradient does not hold for this model's (`--paranoid`)."""
+class InvariantError(TapelessError, ArithmeticError):
+    """An identity that holds for every right gradient does not hold for this model's (`--check-invariants-every`)."""
 
     code = "IDENTITY"
     exit_status = 3
@@ -141,7 +141,7 @@ class WriteError(DiskError):
     fix = "make room, or look at the disk; then `tapeless train resume RUN` goes on from the last checkpoint"
 
 
-class ForeignError(TapelessError, ValueError):
+class UntrustedFileError(TapelessError, ValueError):
     """A file of another make that is broken, would lead outside of its directory, or holds what no model does."""
 
     code = "FOREIGN"
@@ -380,7 +380,7 @@ TOO_LARGE = Known(
     TooLargeError,
     "the {phase} needs {need} of memory, {room} are free on {device}{parts}",
     "a model or batch for a larger machine, or memory that others hold; said before anything is made, not by a kill on the way",
-    "{fits}; --anyway begins nevertheless",
+    "{fits}; --skip-resource-check begins nevertheless",
 )
 NOT_MEASURABLE = Known(
     "NOT_MEASURABLE",

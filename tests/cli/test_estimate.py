@@ -48,7 +48,7 @@ def test_as_json_with_the_time(capsys: pytest.CaptureFixture, monkeypatch: pytes
     assert found["memory"]["peak"] == max(found["memory"]["phases"].values())
     assert found["disk"]["most"] == 4 * found["disk"]["checkpoint"]
     assert found["time"]["total"] == pytest.approx(sum(found["time"]["parts"].values()))
-    assert found["obstacles"] == []
+    assert found["resource_errors"] == []
 
 
 def test_epochs_are_counted_in_the_data(text_file: Path, capsys: pytest.CaptureFixture):
@@ -87,7 +87,7 @@ def test_train_new_refuses_what_cannot_fit(
     assert not run.exists()
     assert main(["estimate", *asked, "--no-calibrate"]) == 2
     assert words in " ".join(capsys.readouterr().out.split())
-    assert main(["train", "new", *asked, "--anyway"]) == 0
+    assert main(["train", "new", *asked, "--skip-resource-check"]) == 0
     assert words in capsys.readouterr().err
     assert [event["step"] for event in read_metrics(run / "metrics.jsonl") if event["event"] == "step"] == [1, 2]
 

@@ -67,7 +67,7 @@ def test_a_resume_goes_on_in_the_same_files(text_file: Path, tmp_path: Path, mon
     with monkeypatch.context() as patch:
         asked = iter(range(7))
         patch.setattr(StopSignals, "requested", lambda self: next(asked, None) is None)
-        assert main(["train", "new", *SMALL, *words, "--report-to", "html,csv", "--watch-every", "3"]) == 75
+        assert main(["train", "new", *SMALL, *words, "--report-to", "html,csv", "--layer-stats-every", "3"]) == 75
     stopped = runs_in(run / "report.html")[0]["steps"]["step"]
     assert 1 < len(stopped) < 12
     assert main(["train", "resume", str(run)]) == 0

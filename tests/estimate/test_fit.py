@@ -9,7 +9,7 @@ from tapeless.config import ModelConfig, SimpleLMConfig, TrainConfig
 from tapeless.errors import DiskError, TooLargeError
 from tapeless.estimate import fit
 from tapeless.estimate.disk import Disk, disk_of
-from tapeless.estimate.fit import changes_that_fit, obstacles
+from tapeless.estimate.fit import changes_that_fit, resource_errors
 from tapeless.estimate.memory import memory_of
 
 pytest.importorskip("numba")
@@ -65,13 +65,13 @@ def plenty(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_fits_meets_no_obstacle(plenty: None, tmp_path: Path):
     memory = memory_of(MODEL, TRAIN)
-    assert obstacles(MODEL, TRAIN, memory, disk_of(memory.checkpoint, TRAIN, 100), tmp_path) == []
+    assert resource_errors(MODEL, TRAIN, memory, disk_of(memory.checkpoint, TRAIN, 100), tmp_path) == []
 
 
 def test_too_large_says_the_numbers_and_what_would_fit(plenty: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     memory = memory_of(MODEL, TRAIN)
     monkeypatch.setattr(fit, "available_bytes", lambda device: memory.peak - 1)
-    (found,) = obstacles(MODEL, TRAIN, memory, Disk(1, 1, 1), tmp_path)
+    (found,) = resource_errors(MODEL, TRAIN, memory, Disk(1, 1, 1), tmp_path)
     assert isinstance(found, TooLargeError)
     assert (found.code, found.exit_status) == ("TOO_LARGE", 2)
     for words in (
@@ -79,11 +79,11 @@ def test_too_large_says_the_numbers_and_what_would_fit(plenty: None, monkeypatch
         "are free on cpu",
         "saved activations",
         "would fit: --recompute cheap",
-        "--anyway",
+        "--skip-resource-check",
     ):
         assert words in str(found)
     monkeypatch.setattr(fit, "available_bytes", lambda device: 1000)
-    (found,) = obstacles(MODEL, TRAIN, memory, Disk(1, 1, 1), tmp_path)
+    (found,) = resource_errors(MODEL, TRAIN, memory, Disk(1, 1, 1), tmp_path)
     assert "choose a smaller model" in str(found)
 
 
@@ -91,7 +91,7 @@ def test_a_full_disk(plenty: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     memory = memory_of(MODEL, TRAIN)
     disk = disk_of(memory.checkpoint, TRAIN, 1000)
     monkeypatch.setattr(fit, "free_disk", lambda path: disk.most - 1)
-    (found,) = obstacles(MODEL, TRAIN, memory, disk, tmp_path)
+    (found,) = resource_errors(MODEL, TRAIN, memory, disk, tmp_path)
     assert isinstance(found, DiskError)
     assert (found.code, found.exit_status) == ("DISK_FULL", 2)
     assert "4 checkpoints of" in str(found)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from small_run import Said, content, go_on, new, outcome
+from small_run import Said, content, new, outcome, restore_trainer
 from watched_disk import Point, watched
 
 from tapeless.train.checkpoint import checkpoints, load_checkpoint
@@ -46,7 +46,7 @@ def survive(run: RunDir, expected: RunDir, n: int, errno: int, *, lasting: bool)
         said = new(run)
     problems = spoken_problems(said, errno) + left_problems(run, expected)
     if said.status != 0:
-        again = go_on(run)
+        again = restore_trainer(run)
         problems += [f"going on failed: {again.words}"] if again.status else []
     if not problems and outcome(run) != outcome(expected):
         problems.append("the run did not come to the same end")

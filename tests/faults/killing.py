@@ -13,7 +13,7 @@ from typing import NamedTuple
 sys.path.append(str(Path(__file__).resolve().parents[1] / "train"))  # run_fixtures
 
 from forked import KILLED, Child, killed_at_random
-from small_run import go_on, new, outcome
+from small_run import new, outcome, restore_trainer
 from watched_disk import Point, watched
 
 from tapeless.train.run_dir import RunDir
@@ -62,7 +62,7 @@ def unbroken(run: RunDir, kind: str) -> tuple[float, dict]:
 
 
 def start(run: RunDir, kind: str) -> int:
-    return go_on(run, *LONGER, *KINDS[kind]).status
+    return restore_trainer(run, *LONGER, *KINDS[kind]).status
 
 
 class Killed(NamedTuple):
@@ -82,7 +82,7 @@ def kills_at_points(folder: Path, at_most: int) -> Iterator[Killed]:
         run = RunDir(folder / f"killed-{number}")
         status = Child(lambda run=run, number=number: die_at(run, number)).wait()
         problem = "" if status == (0 if number == len(moments) - 1 else KILLED) else f"exit status {status}, never came there"
-        if not problem and (status := Child(lambda run=run: go_on(run).status).wait()):
+        if not problem and (status := Child(lambda run=run: restore_trainer(run).status).wait()):
             problem = f"going on ended with {status}"
         if not problem and outcome(run, LINES) != end:
             problem = "another end"

@@ -37,7 +37,7 @@ def resume(run: RunDir, *flags: str) -> Said:
     return command("resume", str(run.path), *flags)
 
 
-def go_on(run: RunDir, *flags: str) -> Said:
+def restore_trainer(run: RunDir, *flags: str) -> Said:
     """What a person would type now."""
     if run.config.is_file():
         return resume(run)

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from tapeless.cli.main import main
 from tapeless.data.bpe import train_bpe
-from tapeless.errors import DataError, ForeignError, InputError, TapelessError
+from tapeless.errors import DataError, InputError, TapelessError, UntrustedFileError
 from tapeless.interop.hf_import import read_model
 from tapeless.interop.tensor_file import Entry, TensorFile
 from tapeless.verify.hostile import RAW, STRUCTURED, base_directories, judged, mutants
@@ -37,7 +37,7 @@ def test_an_index_leads_nowhere_else(home: object, tmp_path: Path):
     index = json.loads((folder / "model.safetensors.index.json").read_text())
     index["weight_map"]["model.norm.weight"] = home
     change_json(folder / "model.safetensors.index.json", **index)
-    with pytest.raises(ForeignError, match="is not the bare name of a file; a model lies in one directory"):
+    with pytest.raises(UntrustedFileError, match="is not the bare name of a file; a model lies in one directory"):
         read_model(folder)
 
 
@@ -46,7 +46,7 @@ def test_a_shard_that_is_a_link_is_not_followed(tmp_path: Path):
     shard = next(folder.glob("*.safetensors"))
     shard.rename(tmp_path / "outside.safetensors")
     shard.symlink_to(tmp_path / "outside.safetensors")
-    with pytest.raises(ForeignError, match="is a symlink"):
+    with pytest.raises(UntrustedFileError, match="is a symlink"):
         read_model(folder)
 
 
@@ -55,13 +55,13 @@ def test_an_index_that_disagrees_with_its_files(tmp_path: Path):
     path = folder / "model.safetensors.index.json"
     weight_map = json.loads(path.read_text())["weight_map"]
     change_json(path, weight_map={**weight_map, "model.x": weight_map["lm_head.weight"]})
-    with pytest.raises(ForeignError, match=r"disagree: 'model\.x' is in one of them alone"):
+    with pytest.raises(UntrustedFileError, match=r"disagree: 'model\.x' is in one of them alone"):
         read_model(folder)
     change_json(path, weight_map={name: home for name, home in weight_map.items() if name != "lm_head.weight"})
-    with pytest.raises(ForeignError, match="is in one of them alone"):
+    with pytest.raises(UntrustedFileError, match="is in one of them alone"):
         read_model(folder)
     change_json(path, weight_map=[])
-    with pytest.raises(ForeignError, match="expected a weight_map"):
+    with pytest.raises(UntrustedFileError, match="expected a weight_map"):
         read_model(folder)
 
 
@@ -97,7 +97,7 @@ def test_nan_is_reported(tmp_path: Path):
     bad[3, 1] = float("nan")
     rewritten(folder, **{"model.layers.0.self_attn.k_proj.weight": bad})
     with pytest.raises(
-        ForeignError, match=r"k_proj\.weight \(12, 24\) holds 1 values that are not finite, the first at \[3, 1\]"
+        UntrustedFileError, match=r"k_proj\.weight \(12, 24\) holds 1 values that are not finite, the first at \[3, 1\]"
     ):
         read_model(folder)
 
@@ -159,9 +159,9 @@ def test_a_tokenizer_larger_than_the_vocabulary(where: str, tmp_path: Path):
 @pytest.mark.parametrize("name", ["file.zip", "gone"])
 def test_what_is_no_directory(name: str, tmp_path: Path):
     (tmp_path / "file.zip").write_bytes(b"PK")
-    with pytest.raises(ForeignError, match=r"is not a directory; .* archives are not unpacked"):
+    with pytest.raises(UntrustedFileError, match=r"is not a directory; .* archives are not unpacked"):
         read_model(tmp_path / name)
-    with pytest.raises(ForeignError, match=r"no config\.json in it"):
+    with pytest.raises(UntrustedFileError, match=r"no config\.json in it"):
         read_model(tmp_path)
 
 
@@ -229,5 +229,5 @@ def test_the_command_says_it_in_one_line(bases: list[Path], tmp_path: Path, capf
 
 
 def test_errors_are_typed():
-    assert issubclass(ForeignError, TapelessError)
-    assert (ForeignError.code, ForeignError.exit_status) == ("FOREIGN", 2)
+    assert issubclass(UntrustedFileError, TapelessError)
+    assert (UntrustedFileError.code, UntrustedFileError.exit_status) == ("FOREIGN", 2)

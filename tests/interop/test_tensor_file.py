@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from tapeless.errors import ForeignError
+from tapeless.errors import UntrustedFileError
 from tapeless.interop.tensor_file import TensorFile
 
 A, B = torch.arange(6.0).reshape(2, 3), torch.tensor([1.5, -2.0], dtype=torch.bfloat16)
@@ -80,7 +80,7 @@ def test_lies_are_found_before_memory_is_taken(lie: str, tmp_path: Path):
     make, says = LIES[lie]
     make(tmp_path)
     tracemalloc.start()
-    with pytest.raises(ForeignError, match=says):
+    with pytest.raises(UntrustedFileError, match=says):
         TensorFile(tmp_path, "x.safetensors")
     assert tracemalloc.get_traced_memory()[1] < 1 << 20
     tracemalloc.stop()
@@ -90,7 +90,7 @@ def test_a_header_too_long_is_not_read(tmp_path: Path):
     with open(tmp_path / "x.safetensors", "wb") as file:
         file.write((1 << 30).to_bytes(8, "little"))
         file.truncate(1 << 31)
-    with pytest.raises(ForeignError, match="a header of 1,073,741,824 bytes"):
+    with pytest.raises(UntrustedFileError, match="a header of 1,073,741,824 bytes"):
         TensorFile(tmp_path, "x.safetensors")
 
 
@@ -100,7 +100,7 @@ def test_what_is_not_a_number_is_reported_with_its_place(value: float, tmp_path:
     bad[1, 2] = value
     save_file({"a": bad}, tmp_path / "x.safetensors")
     file = TensorFile(tmp_path, "x.safetensors")
-    with pytest.raises(ForeignError, match=r"a \(2, 3\) holds 1 values that are not finite, the first at \[1, 2\]"):
+    with pytest.raises(UntrustedFileError, match=r"a \(2, 3\) holds 1 values that are not finite, the first at \[1, 2\]"):
         file.read("a")
     file.close()
 
@@ -108,7 +108,7 @@ def test_what_is_not_a_number_is_reported_with_its_place(value: float, tmp_path:
 def test_a_double_too_large_for_float32(tmp_path: Path):
     save_file({"a": torch.tensor([1e300], dtype=torch.float64)}, tmp_path / "x.safetensors")
     file = TensorFile(tmp_path, "x.safetensors")
-    with pytest.raises(ForeignError, match="not finite"):
+    with pytest.raises(UntrustedFileError, match="not finite"):
         file.read("a")
     file.close()
 
@@ -116,6 +116,6 @@ def test_a_double_too_large_for_float32(tmp_path: Path):
 def test_other_dtypes_are_refused_when_they_are_asked_for(tmp_path: Path):
     save_file({"a": torch.ones(2, dtype=torch.int64)}, tmp_path / "x.safetensors")
     file = TensorFile(tmp_path, "x.safetensors")
-    with pytest.raises(ForeignError, match="a is 'I64'; weights are one of F64, F32, F16, BF16"):
+    with pytest.raises(UntrustedFileError, match="a is 'I64'; weights are one of F64, F32, F16, BF16"):
         file.read("a")
     file.close()

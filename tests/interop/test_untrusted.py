@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tapeless.errors import ForeignError
+from tapeless.errors import UntrustedFileError
 from tapeless.interop.untrusted import check_name, exists, open_plain, parse_json, read_json
 
 
@@ -15,10 +15,10 @@ from tapeless.interop.untrusted import check_name, exists, open_plain, parse_jso
     ids=repr,
 )
 def test_only_bare_names(name: object, tmp_path: Path):
-    with pytest.raises(ForeignError, match="is not the bare name of a file"):
+    with pytest.raises(UntrustedFileError, match="is not the bare name of a file"):
         check_name(name, "here")
     if isinstance(name, str):
-        with pytest.raises(ForeignError):
+        with pytest.raises(UntrustedFileError):
             open_plain(tmp_path, name)
 
 
@@ -32,7 +32,7 @@ def test_symlinks_are_refused_even_within(tmp_path: Path):
     for name, target in (("inside.json", "real.json"), ("outside.json", "/etc/passwd"), ("nowhere.json", "gone")):
         (tmp_path / name).symlink_to(target)
         assert exists(tmp_path, name)
-        with pytest.raises(ForeignError, match="is a symlink, which could lead anywhere"):
+        with pytest.raises(UntrustedFileError, match="is a symlink, which could lead anywhere"):
             open_plain(tmp_path, name)
 
 
@@ -41,20 +41,20 @@ def test_pipes_and_folders_are_refused_without_waiting(tmp_path: Path):
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "folder").mkdir()
     for name in ("pipe", "folder"):
-        with pytest.raises(ForeignError, match="is not a plain file"):
+        with pytest.raises(UntrustedFileError, match="is not a plain file"):
             open_plain(tmp_path, name)
 
 
 def test_what_is_not_there(tmp_path: Path):
     assert not exists(tmp_path, "x.json")
-    with pytest.raises(ForeignError, match="cannot be read: No such file"):
+    with pytest.raises(UntrustedFileError, match="cannot be read: No such file"):
         open_plain(tmp_path, "x.json")
 
 
 def test_sizes_are_looked_at_first(tmp_path: Path):
     with open(tmp_path / "large.json", "wb") as file:
         file.truncate(1 << 40)  # a terabyte that takes no room
-    with pytest.raises(ForeignError, match=r"1,099,511,627,776 bytes, but large\.json has at most 1,000"):
+    with pytest.raises(UntrustedFileError, match=r"1,099,511,627,776 bytes, but large\.json has at most 1,000"):
         read_json(tmp_path, "large.json", 1000)
 
 
@@ -73,7 +73,7 @@ def test_sizes_are_looked_at_first(tmp_path: Path):
     ids=["half", "deep", "deep tables", "bytes", "twice", "twice below", "list", "long number"],
 )
 def test_json_that_is_none(content: bytes, says: str):
-    with pytest.raises(ForeignError, match=says) as found:
+    with pytest.raises(UntrustedFileError, match=says) as found:
         parse_json(content, "here")
     assert "\n" not in str(found.value)
 

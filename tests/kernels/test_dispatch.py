@@ -5,9 +5,9 @@ import sys
 
 SEES = """
 import sys, torch
-from tapeless.kernels.dispatch import Onlooker
+from tapeless.kernels.dispatch import DispatchObserver
 
-class Names(Onlooker):
+class Names(DispatchObserver):
     def __torch_dispatch__(self, func, types, args=(), options=None):
         names.append(func.name())
         return func(*args, **(options or {}))

@@ -61,7 +61,7 @@ def test_a_set_that_is_built_is_each_models_own():
         assert len(built) == 2
         assert first.ops.linear is built[0].linear
         assert second.ops.linear is built[1].linear
-        assert (first.ops.name, first.ops.overwriting, first.ops.decoder) == ("built", None, None)
+        assert (first.ops.name, first.ops.non_accumulating, first.ops.decoder) == ("built", None, None)
     finally:
         del choose_module._BACKENDS["built"]
 

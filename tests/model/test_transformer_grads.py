@@ -55,7 +55,7 @@ def test_what_does_not_matter_changes_nothing(case: ModelCase):
     assert failures(check_metamorphic(case)) == []
 
 
-def test_identities_of_the_ops():
+def test_invariants_of_the_ops():
     assert failures(op_identities()) == []
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from tapeless.config import ModelConfig, TrainConfig
 from tapeless.data.files import write_json
-from tapeless.report.story import Story
+from tapeless.report.history import RunHistory
 from tapeless.train.metrics_log import MetricsLog
 from tapeless.train.run_config import RunConfig, write_run_config
 from tapeless.train.run_dir import RunDir
@@ -72,8 +72,8 @@ def told_run(path: Path, steps: int = 300, *, floor: float | None = None, **trai
     return run
 
 
-def story_of(path: Path, steps: int, **train: Any) -> Story:
-    story = Story(empty_run(path, **train))
+def story_of(path: Path, steps: int, **train: Any) -> RunHistory:
+    story = RunHistory(empty_run(path, **train))
     for event in course(steps):
         story.take(event)
     return story

@@ -7,8 +7,8 @@ import pytest
 from browser import BROWSER, DARK, curves, opened
 from report_fixtures import course, empty_run, told_run
 
+from tapeless.report.history import RunHistory
 from tapeless.report.page import render
-from tapeless.report.story import Story
 
 pytestmark = pytest.mark.skipif(BROWSER is None, reason="needs Chromium or Chrome in the path")
 # what a reader does: points at a curve and at a layer, changes the axis, changes the theme
@@ -28,7 +28,7 @@ document.title = JSON.stringify(said);
 
 def test_curves_are_drawn_and_nothing_is_complained_of(tmp_path: Path):
     page = tmp_path / "page.html"
-    page.write_text(render([Story.of(told_run(tmp_path / "run", 600, floor=1.4))]))
+    page.write_text(render([RunHistory.of(told_run(tmp_path / "run", 600, floor=1.4))]))
     dom, complaints = opened(page)
     assert complaints == []
     assert len(curves(dom, "loss")) == 2
@@ -43,7 +43,7 @@ def test_curves_are_drawn_and_nothing_is_complained_of(tmp_path: Path):
 
 @pytest.mark.slow
 def test_several_runs_share_the_charts(tmp_path: Path):
-    stories = [Story.of(told_run(tmp_path / name, steps)) for name, steps in (("a", 300), ("b", 1500), ("c", 20))]
+    stories = [RunHistory.of(told_run(tmp_path / name, steps)) for name, steps in (("a", 300), ("b", 1500), ("c", 20))]
     page = tmp_path / "page.html"
     page.write_text(render(stories))
     dom, complaints = opened(page, DARK)
@@ -54,7 +54,7 @@ def test_several_runs_share_the_charts(tmp_path: Path):
 
 @pytest.mark.slow
 def test_a_run_of_no_steps_and_of_one(tmp_path: Path):
-    empty, one = Story(empty_run(tmp_path / "empty")), Story(empty_run(tmp_path / "one"))
+    empty, one = RunHistory(empty_run(tmp_path / "empty")), RunHistory(empty_run(tmp_path / "one"))
     for event in [event for event in course(1) if event["event"] != "end"]:
         one.take(event)
     for number, stories in enumerate(([empty], [one], [empty, one])):
@@ -68,7 +68,7 @@ def test_a_run_of_no_steps_and_of_one(tmp_path: Path):
 
 def with_script(folder: Path) -> str:
     """A page into which somebody has got a script."""
-    text = render([Story.of(told_run(folder / "run", 600))])
+    text = render([RunHistory.of(told_run(folder / "run", 600))])
     return text.replace("</body>", f"<script>{READER}</script></body>")
 
 

@@ -6,7 +6,7 @@ import pytest
 from report_fixtures import empty_run, eval_event, story_of, told_run
 
 from tapeless.report.figures import figures, short
-from tapeless.report.story import Story
+from tapeless.report.history import RunHistory
 
 
 def test_of_a_finished_run(tmp_path: Path):
@@ -21,7 +21,7 @@ def test_of_a_finished_run(tmp_path: Path):
 
 
 def test_a_known_entropy_is_the_mark(tmp_path: Path):
-    story = Story.of(told_run(tmp_path / "run", 400, floor=1.5))
+    story = RunHistory.of(told_run(tmp_path / "run", 400, floor=1.5))
     assert ("beside its mark", "+11.0 %", "entropy 1.5000") in figures(story)
 
 
@@ -32,7 +32,7 @@ def test_a_last_evaluation_that_is_not_the_best(tmp_path: Path):
 
 
 def test_of_a_run_that_never_began(tmp_path: Path):
-    assert figures(Story(empty_run(tmp_path / "run"))) == []
+    assert figures(RunHistory(empty_run(tmp_path / "run"))) == []
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from report_fixtures import NASTY, empty_run, story_of, told_run
 
+from tapeless.report.history import RunHistory
 from tapeless.report.page import COLORS, HOME, render
-from tapeless.report.story import Story
 from tapeless.train.run_dir import RunDir
 
 
@@ -47,12 +47,12 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
 
 @pytest.fixture(scope="module")
 def page(run: RunDir) -> str:
-    return render([Story.of(run)])
+    return render([RunHistory.of(run)])
 
 
 def test_every_element_is_closed(page: str, run: RunDir):
     assert Tags(page).open == []
-    assert Tags(render([Story.of(run)] * 2, ["a", "<b>"])).open == []
+    assert Tags(render([RunHistory.of(run)] * 2, ["a", "<b>"])).open == []
 
 
 def test_data_is_text_and_nothing_else(page: str):
@@ -92,14 +92,14 @@ def test_the_policy_allows_its_own_script_and_style_alone(page: str):
 def test_everything_is_there(page: str):
     for words in ("Gradient norm by layer", "Update to weight by layer", "Memory", "Throughput", "Learning rate", "Samples"):
         assert words in page
-    for field in ("hidden_dim", "lr_schedule", "watch_every", "tokenizer_hash", "torch", "argv"):
+    for field in ("hidden_dim", "lr_schedule", "layer_stats_every", "tokenizer_hash", "torch", "argv"):
         assert f"<th>{field}</th>" in page
     assert "sample of step 300" in page
     assert "832,512 parameters" in page
 
 
 def test_fields_that_are_not_the_defaults_stand_out(tmp_path: Path):
-    page = render([Story(empty_run(tmp_path / "run", lr=0.5))])
+    page = render([RunHistory(empty_run(tmp_path / "run", lr=0.5))])
     assert "<tr class=set><th>lr</th><td>0.5</td></tr>" in page
     assert "<tr><th>batch_size</th><td>8</td></tr>" in page
 
@@ -115,7 +115,7 @@ def test_several_runs_say_in_what_they_differ(tmp_path: Path):
 
 
 def test_of_a_run_that_never_began(tmp_path: Path):
-    page = render([Story.of(empty_run(tmp_path / "run"))])
+    page = render([RunHistory.of(empty_run(tmp_path / "run"))])
     assert "under way when this was written" in page
     assert Tags(page).open == []
 

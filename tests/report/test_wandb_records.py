@@ -50,7 +50,7 @@ def test_what_is_cut_off_is_left_out(tmp_path: Path):
         assert list(wandb_records(path)) == RECORDS[:whole]
 
 
-def test_room_that_nothing_was_written_into_is_the_end(tmp_path: Path):
+def test_resources_that_nothing_was_written_into_is_the_end(tmp_path: Path):
     path = tmp_path / "run.wandb"
     path.write_bytes(written(RECORDS[:2]) + bytes(1000))
     assert list(wandb_records(path)) == RECORDS[:2]

@@ -14,7 +14,7 @@ from tapeless.data.prepare import Dataset, open_prepared, prepare
 from tapeless.train.metrics_log import read_metrics
 from tapeless.train.run_config import read_run_config
 from tapeless.train.run_dir import RunDir
-from tapeless.train.runs import Recorder, begin, go_on, make_model
+from tapeless.train.runs import Recorder, begin, make_model, restore_trainer
 from tapeless.train.trainer import Trainer
 
 MODEL = ModelConfig(vocab_size=256, hidden_dim=16, num_layers=2, num_heads=2, intermediate_dim=24, max_seq_len=8)
@@ -71,7 +71,7 @@ def play(
             stopped=lambda: stopped(trainer),
         )
         if resume:
-            go_on(trainer, record, fallback=True, on_warning=lambda text: None)
+            restore_trainer(trainer, record, fallback=True, on_warning=lambda text: None)
         return trainer.run(), trainer
 
 

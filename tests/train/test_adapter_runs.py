@@ -17,7 +17,7 @@ from tapeless.interop.generation import Generation
 from tapeless.model.transformer import Transformer
 from tapeless.train.checkpoint import MODEL, read_checkpoint, restore
 from tapeless.train.imported import write_run
-from tapeless.train.init_from import begin_with
+from tapeless.train.init_from import load_initial_weights
 from tapeless.train.run_config import read_run_config
 from tapeless.train.run_dir import RunDir
 from tapeless.train.runs import make_model
@@ -60,7 +60,7 @@ def test_whoever_loads_it_gets_the_merged_model(base: Path):
     run = adapted(base)
     config = read_run_config(run.config)
     unmerged = make_model(config.model, config.train)
-    begin_with(unmerged, run, config, on_warning=pytest.fail)
+    load_initial_weights(unmerged, run, config, on_warning=pytest.fail)
     own = read_checkpoint(run.checkpoints / "step-00000006")
     restore({name: w for name, w in unmerged.params.items() if name in own.params}, own.params, own.path)
     tokens = torch.arange(16).view(1, 16)
@@ -122,7 +122,7 @@ def test_frozen_parameters_of_a_run_are_those_it_began_with(base: Path):
 
 @pytest.mark.parametrize("trains", [["--lora-rank", 2], ["--freeze", "embed*,head.w,blocks.0.*"]], ids=["lora", "freeze"])
 def test_the_average_and_the_identities_are_of_what_trains(base: Path, trains: list):
-    run = train(base, "averaged", *trains, "--max-steps", 4, "--ema-decay", "0.5", "--paranoid", 2)
+    run = train(base, "averaged", *trains, "--max-steps", 4, "--ema-decay", "0.5", "--check-invariants-every", 2)
     raw, average = tapeless.load(run.path).params, tapeless.load(run.path, weights="ema").params
     assert average["embed.w"].equal(raw["embed.w"])
     assert not average["blocks.1.attn.wq"].equal(raw["blocks.1.attn.wq"])

@@ -19,7 +19,7 @@ from tapeless.kernels import choose
 from tapeless.kernels.triton.ops import triton_ops
 from tapeless.model.transformer import Transformer
 from tapeless.train.graph import GraphedStep, graphed_step
-from tapeless.train.layer_watch import LayerWatch
+from tapeless.train.layer_stats import LayerStats
 from tapeless.train.step import optimizer_of, train_step
 
 CONFIG = ModelConfig(vocab_size=31, hidden_dim=16, num_layers=1, num_heads=2, intermediate_dim=20, max_seq_len=8)
@@ -74,7 +74,7 @@ def state(step: GraphedStep) -> list[torch.Tensor]:
 def test_it_leaves_what_a_look_at_the_layers_needs(grad_clip: float):
     """The gradients lie where they were, and the weights are those after the step."""
     step, data = graphed(grad_clip=grad_clip), batch()
-    look, before = LayerWatch(step.model, 1), step.model.store.flat.clone()
+    look, before = LayerStats(step.model, 1), step.model.store.flat.clone()
     look.before()
     result = step(*data, lr=1e-2, step=0)
     found = look.after(result.grad_norm)

@@ -9,7 +9,7 @@ import torch
 import tapeless
 from tapeless.config import ModelConfig, Sampling
 from tapeless.data.tokenizer import ByteTokenizer
-from tapeless.errors import ConfigError, DataError, ForeignError, InputError
+from tapeless.errors import ConfigError, DataError, InputError, UntrustedFileError
 from tapeless.interop.generation import Generation
 from tapeless.interop.hf_export import export_hugging_face
 from tapeless.model.transformer import Transformer
@@ -96,7 +96,7 @@ def test_nothing_is_left_of_an_import_that_failed(source, tmp_path: Path, monkey
     with pytest.raises(ZeroDivisionError):
         import_model(source[0], tmp_path / "run", [])
     assert not (tmp_path / "run").exists()
-    with pytest.raises(ForeignError):
+    with pytest.raises(UntrustedFileError):
         import_model(tmp_path / "nowhere", tmp_path / "run", [])
 
 

@@ -16,7 +16,7 @@ from tapeless.interop.hf_export import export_hugging_face
 from tapeless.model.transformer import Transformer
 from tapeless.train.checkpoint import read_checkpoint
 from tapeless.train.imported import import_model
-from tapeless.train.init_from import begin_with, inherited
+from tapeless.train.init_from import inherited, load_initial_weights
 from tapeless.train.metrics_log import read_metrics
 from tapeless.train.run_config import read_run_config
 from tapeless.train.run_dir import RunDir
@@ -78,11 +78,11 @@ def test_what_the_other_run_learns_later_is_not_begun_with(source: Path, tmp_pat
     assert read_checkpoint(tmp_path / "run" / "checkpoints" / "step-00000002").state["base"] is None  # that is of adapters
     assert main(["train", "resume", str(other.path), "--override", "max_steps=4", "--json"]) == 0
     model, config = Transformer(SHAPE), read_run_config(tmp_path / "run" / "config.toml")
-    begin_with(model, RunDir(tmp_path / "no checkpoint yet"), config, on_warning=pytest.fail)
+    load_initial_weights(model, RunDir(tmp_path / "no checkpoint yet"), config, on_warning=pytest.fail)
     assert model.store.flat.equal(before)
     shutil.rmtree(other.checkpoints / "step-00000002")
     with pytest.raises(CheckpointError, match=r"the run began with .*step-00000002, which is not there"):
-        begin_with(model, RunDir(tmp_path / "no checkpoint yet"), config, on_warning=pytest.fail)
+        load_initial_weights(model, RunDir(tmp_path / "no checkpoint yet"), config, on_warning=pytest.fail)
 
 
 def test_a_run_that_was_trained_here_will_do(source: Path, tmp_path: Path):
@@ -91,7 +91,7 @@ def test_a_run_that_was_trained_here_will_do(source: Path, tmp_path: Path):
     assert train("--init-from", tmp_path / "one", "--out-dir", tmp_path / "two", *words) == 0
     model, two = Transformer(SHAPE), RunDir.open(tmp_path / "two")
     config = read_run_config(two.config)
-    begin_with(model, RunDir(tmp_path / "three"), config, on_warning=pytest.fail)
+    load_initial_weights(model, RunDir(tmp_path / "three"), config, on_warning=pytest.fail)
     assert model.store.flat.equal(tapeless.load(tmp_path / "one").store.flat)
 
 

@@ -81,7 +81,7 @@ def broken(ops: Any, field: str, call: int) -> Any:
             (results[1] if isinstance(results, tuple) else results)[0, 0, 0, 0] = math.nan
         return results
 
-    return replace(ops, overwriting=None, **{field: Op(healthy.forward, backward)})
+    return replace(ops, non_accumulating=None, **{field: Op(healthy.forward, backward)})
 
 
 @pytest.mark.parametrize(("call", "layer"), [(1, 1), (0, 0)])

@@ -33,7 +33,7 @@ def scripted(monkeypatch: pytest.MonkeyPatch, losses: list[float]) -> None:
 
 def test_events_and_their_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     scripted(monkeypatch, [4.0, 5.0, 3.0])
-    run = begin_run(tmp_path / "run", config(max_steps=5, save_every=3, eval_every=2, sample_every=3, watch_every=2))
+    run = begin_run(tmp_path / "run", config(max_steps=5, save_every=3, eval_every=2, sample_every=3, layer_stats_every=2))
     ending, _ = play(run)
     assert ending == "done"
     assert [(event["event"], event["step"]) for event in read_metrics(run.metrics)] == [

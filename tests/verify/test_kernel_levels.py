@@ -147,7 +147,7 @@ def narrow_bias(dy: Tensor, saved: Any, w: Tensor, b: Tensor | None, dw: Tensor 
     return LINEAR.backward(dy, saved, w, b, dw, None)
 
 
-def overwriting(dx: Tensor, saved: Any, w: Tensor, dw: Tensor | None) -> None:
+def non_accumulating(dx: Tensor, saved: Any, w: Tensor, dw: Tensor | None) -> None:
     if dw is not None:
         dw.zero_()
     EMBED.backward(dx, saved, w, dw)
@@ -192,7 +192,7 @@ WRONG: dict[str, tuple[Callable[[], OpSet], set[str]]] = {
         {"L1", "L6"},
     ),
     "embedding gradient overwritten": (
-        lambda: replace(REFERENCE, embed=Op(EMBED.forward, overwriting)),
+        lambda: replace(REFERENCE, embed=Op(EMBED.forward, non_accumulating)),
         {"L1", "L2", "L4", "L5"},
     ),
     "add_norm rounds unlike norm": (

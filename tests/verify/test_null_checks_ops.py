@@ -129,7 +129,7 @@ def coarse(dtype: torch.dtype, error: float) -> Callable[..., Any]:
     return forward
 
 
-def overwriting(dy: Tensor, saved: LinearSaved, w: Tensor, b: Tensor, dw: Tensor | None, db: Tensor | None) -> Tensor:
+def non_accumulating(dy: Tensor, saved: LinearSaved, w: Tensor, b: Tensor, dw: Tensor | None, db: Tensor | None) -> Tensor:
     if dw is not None:
         dw.zero_()
     return LINEAR.backward(dy, saved, w, b, dw, db)
@@ -171,7 +171,7 @@ BROKEN = {
         "w by no parameter saved",
     ),
     "leaves a tape": (changed(forward=taped), "y by no tape"),
-    "overwrites dw": (changed(backward=overwriting), "w by adds"),
+    "overwrites dw": (changed(backward=non_accumulating), "w by adds"),
     "writes dy": (changed(backward=writing_dy), "dy by writes to nothing of others"),
     "writes saved": (changed(backward=writing_saved), "x by writes to nothing of others"),
     "needs dw": (changed(backward=needing_dw), "b by w frozen"),

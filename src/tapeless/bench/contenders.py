@@ -16,7 +16,7 @@ from tapeless.config import ModelConfig, Sampling, TrainConfig
 from tapeless.errors import ConfigError
 from tapeless.generate.engine import generate
 from tapeless.kernels.choose import choose
-from tapeless.kernels.repeatable import make_repeatable
+from tapeless.kernels.determinism import enable_determinism
 from tapeless.model.build import AnyModel, build_model
 from tapeless.model.memory import saved_bytes
 from tapeless.model.transformer import Transformer
@@ -168,7 +168,7 @@ def build(task: Task) -> Contender:
             raise ConfigError(f"{task.contender} does not generate; ours and hf do")
         return generators[task.contender](task)
     if task.contender == REPEATABLE:
-        make_repeatable()
+        enable_determinism()
     if task.contender in OUR_OWN:
         return Ours(task)
     if task.contender == FLOOR:

@@ -1,7 +1,7 @@
 """Time to the first step: cold, with nothing compiled before, and warm, in a second process that finds what the first left.
 
 Each contender alone, in processes of their own, with a fresh folder for everything that is compiled.
-Judged by: tests/bench/test_first_step.py."""
+Tested by: tests/bench/test_first_step.py."""
 
 import tempfile
 from collections.abc import Callable, Sequence

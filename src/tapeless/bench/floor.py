@@ -5,7 +5,7 @@
 The products run as in our step, into buffers that are there already; weights and their gradients are each layer's own, so that
 they come from memory. The optimizer's bytes are moved in place, half read and half written: a copy would first read what it
 overwrites, and take longer than the optimizer.
-Judged by: tests/bench/test_floor.py."""
+Tested by: tests/bench/test_floor.py."""
 
 import time
 from collections.abc import Callable

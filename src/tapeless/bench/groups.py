@@ -1,7 +1,7 @@
 """Contenders that live at the same time. Those of a large model do not all fit into memory: then they run in groups, ours in
 every group, and are compared within a group.
 
-Judged by: tests/bench/test_groups.py."""
+Tested by: tests/bench/test_groups.py."""
 
 from collections.abc import Callable, Sequence
 

@@ -2,7 +2,7 @@
 
 Bytes are those that no kernel of its kind can avoid, read and written once each; what is small beside them (statistics, tables
 of angles, biases) does not count. A bandwidth is set beside that of a plain copy in the same process.
-Judged by: tests/bench/test_kernel_profile.py."""
+Tested by: tests/bench/test_kernel_profile.py."""
 
 import time
 from collections import defaultdict

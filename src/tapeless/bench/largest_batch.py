@@ -3,7 +3,7 @@
 It begins with the rows asked for. What a fitting batch takes says about how many fit; beyond that, an eighth more each time
 until a step fails, and what lies between is halved until the border is known to an eighth. A compiler takes a minute for every
 try, so tries are what to save. Each is a process of its own: nothing of the one before is left.
-Judged by: tests/bench/test_largest_batch.py."""
+Tested by: tests/bench/test_largest_batch.py."""
 
 from dataclasses import replace
 

@@ -1,5 +1,5 @@
 """What a measurement was taken on, and how busy it was.
-Judged by: tests/bench/test_machine.py."""
+Tested by: tests/bench/test_machine.py."""
 
 import os
 import platform

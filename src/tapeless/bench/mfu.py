@@ -5,7 +5,7 @@
 6 are 2 forward and 4 backward for each weight and token; the second term is causal attention, whose upper half is not computed:
 2 T H D forward and 4 backward for each layer and token. Peaks are the makers' figures for dense products without sparsity. A
 GPU that is not listed has no utilization, rather than a wrong one.
-Judged by: tests/bench/test_mfu.py."""
+Tested by: tests/bench/test_mfu.py."""
 
 from tapeless.bench.floor import flops
 from tapeless.bench.task import Task

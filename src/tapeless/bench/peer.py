@@ -2,7 +2,7 @@
 
 Fused products for q, k, v and for gate and up, the library's norms, attention and cross-entropy, rotary tables made once.
 Products and attention run in bfloat16 under autocast; what should not, such as the rotation, is computed in float32.
-Judged by: tests/bench/test_peer.py."""
+Tested by: tests/bench/test_peer.py."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""The parent's end of a worker: starts it, asks, and lets it end. Judged by: tests/bench/test_process.py."""
+"""The parent's end of a worker: starts it, asks, and lets it end. Tested by: tests/bench/test_process.py."""
 
 import json
 import os

@@ -1,6 +1,6 @@
 """A measurement as text: a table of the contenders, where our memory goes, the floor, and the verdicts.
 
-Judged by: tests/bench/test_report.py."""
+Tested by: tests/bench/test_report.py."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -4,7 +4,7 @@
     warm-up                                      not counted; how long its steps take decides how many a turn has
     rounds x (ours, eager, compile, …)           every second round backwards; a turn lasts about a second
 Where a turn has several steps, its first is not counted: the caches were another contender's until then.
-Judged by: tests/bench/test_side_by_side.py."""
+Tested by: tests/bench/test_side_by_side.py."""
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack

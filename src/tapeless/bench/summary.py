@@ -1,7 +1,7 @@
 """From measured seconds to what is said about them: medians with spread, ratios, verdicts, and whether losses agree.
 
 Everything is plain data, as it is written to a file with --json; report.py makes text of it.
-Judged by: tests/bench/test_summary.py."""
+Tested by: tests/bench/test_summary.py."""
 
 from collections.abc import Iterator, Sequence
 from statistics import median, quantiles

@@ -6,7 +6,7 @@
     {"do": "reset"}                 -> {}                            the high-water mark of memory counts from here
     {"do": "finish"}                -> {"peak": bytes, "reserved": bytes, "parts": {…}, "facts": {…}}
 One line of JSON each, on stdin and stdout; a failure answers {"error": …}. The end of stdin is the end of the worker.
-Judged by: tests/bench/test_worker.py."""
+Tested by: tests/bench/test_worker.py."""
 
 import json
 import os

@@ -42,4 +42,4 @@ def run(args: argparse.Namespace) -> int:
     out_dir = Path(train.out_dir) if train.out_dir else fresh_name(name)
     found = estimate(name, config, train, out_dir, calibrated=not args.no_calibrate)
     print(json.dumps(found) if args.json else text(found, config, train))
-    return DOES_NOT_FIT if found["obstacles"] else 0
+    return DOES_NOT_FIT if found["resource_errors"] else 0

@@ -1,5 +1,5 @@
 """`tapeless`: find the command, run it, turn every failure into one line and an exit status.
-Judged by: tests/cli/test_main.py."""
+Tested by: tests/cli/test_main.py."""
 
 import argparse
 import logging
@@ -26,7 +26,7 @@ from tapeless.cli import (
 )
 from tapeless.config import nearest
 from tapeless.errors import UNKNOWN_FLAG, WRONG_TYPE, TapelessError, UsageError
-from tapeless.start import collect_seldom
+from tapeless.start import raise_gc_threshold
 
 COMMANDS = {
     "train": train,
@@ -103,7 +103,7 @@ def main(argv: list[str] | None = None) -> int:
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     if argv is None:  # the process is ours
-        collect_seldom()
+        raise_gc_threshold()
     args = argparse.Namespace(debug="--debug" in (sys.argv[1:] if argv is None else argv))
     try:
         build_parser().parse_args(argv, args)

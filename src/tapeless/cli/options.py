@@ -1,7 +1,7 @@
 """The flags that say which model is meant and how it is trained, generated from the fields of config.py.
 
 Precedence: defaults < --preset < --config < --set table.key=value < flags.
-Judged by: tests/cli/test_options.py."""
+Tested by: tests/cli/test_options.py."""
 
 import argparse
 import tomllib
@@ -10,7 +10,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tapeless.cli.idle import refuse_idle
+from tapeless.cli.unused_options import refuse_idle
 from tapeless.config import (
     KINDS,
     WEIGHTS,

@@ -45,7 +45,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_arguments(new)
     add_train_arguments(new)
     new.add_argument(
-        "--anyway", action="store_true", help="begin although memory or disk will not suffice by the estimate, with a warning"
+        "--skip-resource-check",
+        action="store_true",
+        help="begin although memory or disk will not suffice by the estimate, with a warning",
     )
     new.add_argument("--json", action="store_true", help="print every event as a line of JSON")
     resume = actions.add_parser("resume", help="go on with a run", description="Go on where the newest checkpoint was written.")
@@ -76,8 +78,8 @@ def run_new(args: argparse.Namespace) -> int:
     display = make_display(json_lines=args.json, log_every=train_config.log_every)
     out_dir = Path(train_config.out_dir) if train_config.out_dir else fresh_name(name)
     train_config = resolved(model_config, train_config)
-    for obstacle in room_obstacles(model_config, train_config, out_dir):
-        if not args.anyway:
+    for obstacle in resource_errors_of(model_config, train_config, out_dir):
+        if not args.skip_resource_check:
             raise obstacle
         display.warn(str(obstacle))
     run, config, data = begin(model_config, train_config, out_dir, sys.argv)
@@ -89,16 +91,16 @@ def run_new(args: argparse.Namespace) -> int:
         raise
 
 
-def room_obstacles(config: "AnyModelConfig", train: "TrainConfig", out_dir: Path) -> "list[TapelessError]":
+def resource_errors_of(config: "AnyModelConfig", train: "TrainConfig", out_dir: Path) -> "list[TapelessError]":
     """Why the memory and the disk that are free will not do, known before anything is made."""
     from tapeless.estimate.disk import disk_of
-    from tapeless.estimate.fit import obstacles
+    from tapeless.estimate.fit import resource_errors
     from tapeless.estimate.memory import memory_of
     from tapeless.train.plan import total_steps
 
     memory = memory_of(config, train)
     steps = total_steps(train, 0) if train.epochs is None else train.max_steps
-    return obstacles(config, train, memory, disk_of(memory.checkpoint, train, steps), out_dir)
+    return resource_errors(config, train, memory, disk_of(memory.checkpoint, train, steps), out_dir)
 
 
 def run_resume(args: argparse.Namespace) -> int:
@@ -129,18 +131,18 @@ def train(
     fallback: bool = True,
     changes: dict[str, Any] | None = None,
 ) -> int:
-    from tapeless.cli.patient import patient_output
+    from tapeless.cli.output import ignore_write_errors
     from tapeless.data.baselines import baselines
     from tapeless.report.reporters import Reporters
-    from tapeless.train.init_from import begin_with
+    from tapeless.train.init_from import load_initial_weights
     from tapeless.train.run_config import write_run_config
-    from tapeless.train.runs import Recorder, go_on, make_model
+    from tapeless.train.runs import Recorder, make_model, restore_trainer
     from tapeless.train.signals import StopSignals
     from tapeless.train.trainer import Trainer
 
-    with patient_output(), StopSignals() as stop, Recorder(run, display.event) as record, ExitStack() as closing:
+    with ignore_write_errors(), StopSignals() as stop, Recorder(run, display.event) as record, ExitStack() as closing:
         model = make_model(config.model, config.train)
-        begin_with(model, run, config, on_warning=display.warn)
+        load_initial_weights(model, run, config, on_warning=display.warn)
         trainer = Trainer(
             model,
             config.train,
@@ -152,7 +154,7 @@ def train(
             base=config.data.get("base_sha256") if config.train.lora else None,
         )
         if resume:
-            go_on(trainer, record, fallback=fallback, on_warning=display.warn)
+            restore_trainer(trainer, record, fallback=fallback, on_warning=display.warn)
             if changes:
                 write_run_config(run.config, config)
         record.listeners.append(closing.enter_context(Reporters(run, config.train.report_to)).event)

@@ -5,7 +5,7 @@
     bigram    p(c | b) = (n_bc + p(c)) / (n_b + 1)          one imagined count for each context, shared out as the unigram
 Means of -ln p in nats per token over the same targets, all validation tokens but the first. They are fitted on the first
 FITTED training tokens at most, which is plenty for counting.
-Judged by: tests/data/test_baselines.py."""
+Tested by: tests/data/test_baselines.py."""
 
 import math
 from typing import NamedTuple

@@ -1,6 +1,6 @@
 """What a model is trained and validated on: windows of a text, or examples of instructions.
 
-Judged by: tests/data/test_instructions.py."""
+Tested by: tests/data/test_instructions.py."""
 
 from collections.abc import Iterable
 from functools import lru_cache

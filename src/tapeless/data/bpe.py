@@ -2,7 +2,7 @@
 
 Training uses GPT-2's split pattern, the one that llama.cpp also knows (tokenizer.ggml.pre = "gpt-2"), and no special
 tokens. Ties between pairs are broken by their ids, so that the same text gives the same merges.
-Judged by: tests/data/test_tokenizer.py."""
+Tested by: tests/data/test_tokenizer.py."""
 
 import json
 from collections.abc import Iterable, Sequence

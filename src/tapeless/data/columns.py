@@ -2,7 +2,7 @@
 
 Parquet and what `save_to_disk` wrote (Arrow files) are read by the package `pyarrow`, a batch of rows at a time; a dataset by
 name is loaded by the package `datasets`, which downloads and keeps it. Both packages are optional.
-Judged by: tests/data/test_columns.py."""
+Tested by: tests/data/test_columns.py."""
 
 import json
 import os

@@ -5,7 +5,7 @@
 Left aside: tests, other people's packages, tables (codecs, the build's configuration), and what some systems cut out (idlelib,
 tkinter …), so that most machines of one Python version have the same corpus. At most LIMIT characters: files are taken in the
 order of a hash of their path, which spreads the cut over the alphabet, and listed by path.
-Judged by: tests/data/test_corpora.py."""
+Tested by: tests/data/test_corpora.py."""
 
 import ast
 import hashlib

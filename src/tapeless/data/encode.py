@@ -5,7 +5,7 @@
 Each process answers one request at a time, and no more than two per process are under way, so the memory does not grow with
 the text. Which process had which text does not matter to the result. Bytes and characters are faster than a pipe, and a short
 text is done before a process has begun: those are tokenized here. A process ends when its pipe does, however we ended.
-Judged by: tests/data/test_encode.py."""
+Tested by: tests/data/test_encode.py."""
 
 import contextlib
 import itertools

@@ -1,6 +1,6 @@
 """What `tapeless data info` and `tapeless tokenizer info` say: facts of data and of tokenizers, as plain values.
 
-Judged by: tests/data/test_facts.py."""
+Tested by: tests/data/test_facts.py."""
 
 import itertools
 from collections.abc import Iterable
@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from tapeless.data.foreign import largest_id, read_header, token_files
+from tapeless.data.external import largest_id, read_header, token_files
 from tapeless.data.instructions import hash_of_examples, holds_examples, read_examples
 from tapeless.data.joined import Tokens
 from tapeless.data.pieces import Piece

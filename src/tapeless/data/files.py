@@ -1,7 +1,7 @@
 """Files that are there whole or not at all: written beside their place, synced, then renamed onto it.
 
 What the disk does not take is a WriteError, which names the file and says why.
-Judged by: tests/data/test_files.py, tests/faults/test_failing_writes.py."""
+Tested by: tests/data/test_files.py, tests/faults/test_failing_writes.py."""
 
 import hashlib
 import json

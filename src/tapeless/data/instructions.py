@@ -8,7 +8,7 @@ else, and the padding behind an example, has the target -100.
 A second token file beside train.bin and val.bin (*.roles.bin) says of each token whether it counts (1) and whether an example
 begins with it (2). An example longer than a window is cut; one whose prompt alone fills it is left out, since nothing of it
 would count. Held out is one example in ten, by the hash of its content.
-Judged by: tests/data/test_instructions.py."""
+Tested by: tests/data/test_instructions.py."""
 
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence

@@ -2,7 +2,7 @@
 
 It is indexed as an array is, by one place, by a slice or by an array of places, and only what is asked for is read. A window
 may lie across the border of two files. To make one array of it would read all into memory, so that is refused.
-Judged by: tests/data/test_joined.py."""
+Tested by: tests/data/test_joined.py."""
 
 from typing import Any, NoReturn
 

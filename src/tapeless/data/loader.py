@@ -8,7 +8,7 @@ offset, so up to T - 1 tokens at either end are left out in an epoch; the next h
 
 Given where documents begin, a batch also says which document each token belongs to, and the first token of a document is no
 target: then a document that is packed beside others teaches exactly what it would alone.
-Judged by: tests/data/test_loader.py."""
+Tested by: tests/data/test_loader.py."""
 
 import math
 

@@ -1,5 +1,5 @@
 """Packages that only some files need: imported when one of those comes up, and asked for by name where they are not there.
-Judged by: tests/data/test_read.py, tests/data/test_tokenizer.py, tests/interop/test_gguf_export.py."""
+Tested by: tests/data/test_read.py, tests/data/test_tokenizer.py, tests/interop/test_gguf_export.py."""
 
 from importlib import import_module
 from typing import Any

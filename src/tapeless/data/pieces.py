@@ -3,7 +3,7 @@
 Cuts fall before a newline behind a visible character. No match of GPT-2's split pattern goes across such a place, so the ids
 of the pieces are those of the whole text; another pattern may differ by a token at a cut. Where no such newline comes for a
 long time (some files are one line) any whitespace behind a visible character will do, and where there is none, any place.
-Judged by: tests/data/test_pieces.py."""
+Tested by: tests/data/test_pieces.py."""
 
 import re
 from collections.abc import Iterable, Iterator

@@ -5,7 +5,7 @@
 `tapeless data prepare` wrote, or one of token files, is taken over as it is, by links where the disk has them. A source is read
 once to look at it and once for each part, piece by piece, so the memory does not grow with it. The fingerprint is of content
 alone: the tokenizer, the tokens, the documents.
-Judged by: tests/data/test_prepare.py."""
+Tested by: tests/data/test_prepare.py."""
 
 import hashlib
 import json
@@ -21,8 +21,8 @@ import numpy as np
 from tapeless.config import TrainConfig
 from tapeless.data.corpora import Document, stdlib, stdlib_docs
 from tapeless.data.encode import encoded, usable_cores
+from tapeless.data.external import hash_of_files, kept_files, open_joined, token_files
 from tapeless.data.files import atomic_write, file_sha256, link, write_json, writing
-from tapeless.data.foreign import hash_of_files, kept_files, open_joined, token_files
 from tapeless.data.instructions import (
     COUNTS,
     hash_of_examples,

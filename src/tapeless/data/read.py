@@ -4,7 +4,7 @@ Hugging Face by columns.py.
 Bytes are kept as they are (line ends too), only a UTF-8 byte order mark goes. What cannot be text is an error that names the
 place: guessing an encoding would train a model on mojibake. In a folder the files with a suffix of TEXT are taken, hidden
 ones aside, in the order of their paths. Nothing is held but the piece that is read.
-Judged by: tests/data/test_read.py."""
+Tested by: tests/data/test_read.py."""
 
 import codecs
 import glob

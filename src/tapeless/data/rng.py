@@ -2,7 +2,7 @@
 
     splitmix64(key + i * GOLDEN), i = 0, 1, 2 …        (Steele, Lea, Flood 2014)
 The finaliser is a bijection of 64 bits, so different counters never collide: sorting by it is a permutation without ties.
-Judged by: tests/data/test_rng.py."""
+Tested by: tests/data/test_rng.py."""
 
 import hashlib
 

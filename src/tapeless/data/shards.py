@@ -4,7 +4,7 @@
     vocab_size u64 · tokenizer fingerprint 32s
 Ids are checked against the vocabulary when written and when opened: an id beyond it would read another row of the embedding,
 or none. Sizes are Python integers throughout; a 32-bit seek broke a peer past 2 GiB.
-Judged by: tests/data/test_shards.py."""
+Tested by: tests/data/test_shards.py."""
 
 import struct
 import zlib

@@ -4,7 +4,7 @@ One document: the last tenth of its characters. Several: whole documents, walked
 out as long as they fit into a tenth of all characters; where none fits, the shortest. So the names and the order of files do
 not matter, copies of a text always stay on one side, and the held-out part is never empty and never everything.
 Where the validation text is given by itself, what also stands in the training text is dropped from it, and so are copies.
-Judged by: tests/data/test_split.py."""
+Tested by: tests/data/test_split.py."""
 
 import numpy as np
 

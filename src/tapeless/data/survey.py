@@ -2,7 +2,7 @@
 
 41 bytes are kept of each document, never its text; what is to be trained on, and what held out, is decided from them. A source
 is read again for everything that follows; documents that have another length by then are an error.
-Judged by: tests/data/test_survey.py."""
+Tested by: tests/data/test_survey.py."""
 
 import hashlib
 from array import array

@@ -5,7 +5,7 @@ Both are unifilar: a state emits symbol c with probability p(c | state), and sta
 and the source's own loss on a window is an exact filter: begin at pi, since a window begins anywhere; every symbol seen rules
 states out, soon all but one. That is the best any model can do that sees no more than the window.
 Bytes are drawn with integers alone (rng.py), so they are the same on every machine; floats only measure them.
-Judged by: tests/data/test_synthetic.py."""
+Tested by: tests/data/test_synthetic.py."""
 
 import math
 import string

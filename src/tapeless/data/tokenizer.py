@@ -4,7 +4,7 @@ Face's `tokenizers` loads and encodes alike with; bytes and characters need no p
     bytes   256 ids, the values of the UTF-8 bytes          char   the sorted characters of the data
 Every id stands for some bytes, and decoding joins them: broken UTF-8, which a young model writes, shows as U+FFFD, and so does
 an id beyond the tokenizer's vocabulary, which a model with a larger one may draw.
-Judged by: tests/data/test_tokenizer.py, against `tokenizers`."""
+Tested by: tests/data/test_tokenizer.py, against `tokenizers`."""
 
 import codecs
 import hashlib

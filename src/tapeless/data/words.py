@@ -4,7 +4,7 @@ The package cuts, looks up and merges 4 MB in a second on one core; Python's own
 fast. A word is cut no further when it stands alone, so that the package's answer for it holds wherever it stands.
 What letters and digits are beyond ASCII is a matter of Unicode's version, and added tokens have rules of their own: lines and
 texts with any of those are left to the package.
-Judged by: tests/data/test_words.py."""
+Tested by: tests/data/test_words.py."""
 
 import re
 from collections.abc import Iterator, Sequence

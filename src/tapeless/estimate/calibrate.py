@@ -4,7 +4,7 @@ layers and fewer rows.
     step(L) = step(1) + (L - 1) (step(d) - step(1)) / (d - 1)        likewise the update, an evaluation, a generated token
 A micro-batch is a step less its update, and goes with the rows; the update goes with the parameters alone. The models take
 turns, and of each the median counts, so that whatever else the machine does meets all of them.
-Judged by: tests/estimate/test_calibrate.py, acceptance/estimate.py."""
+Tested by: tests/estimate/test_calibrate.py, acceptance/estimate.py."""
 
 import tempfile
 import time
@@ -29,7 +29,7 @@ from tapeless.optim.clip import grad_norm
 from tapeless.train.checkpoint import STATE_FIELDS, save_checkpoint, verify
 from tapeless.train.fastest import product_seconds, side
 from tapeless.train.graph import graphed_step
-from tapeless.train.room import nearest_folder
+from tapeless.train.resources import nearest_folder
 from tapeless.train.runs import make_model
 from tapeless.train.step import optimizer_of, train_step
 from tapeless.train.summary import count

@@ -2,7 +2,7 @@
 
     at a time = the last k, the best, every n-th so far, and the one that is being written; never more than were ever saved
 A checkpoint is saved every save_every steps, at the end, and at each new best: every evaluation counts as one.
-Judged by: tests/estimate/test_disk.py."""
+Tested by: tests/estimate/test_disk.py."""
 
 import math
 from typing import NamedTuple

@@ -3,7 +3,7 @@
 Whatever is allocated is counted when it comes and when it goes, so that the peak is that of the code which will run: no formula
 has to know how many moments an optimizer keeps or when a block lets go of its activations. Built-in kernels are stood in for
 by doubles that only allocate (kernels/dry.py).
-Judged by: tests/estimate/test_dry_run.py."""
+Tested by: tests/estimate/test_dry_run.py."""
 
 import weakref
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from tapeless.config import AnyModelConfig, ModelConfig, TrainConfig
-from tapeless.kernels.dispatch import Onlooker
+from tapeless.kernels.dispatch import DispatchObserver
 from tapeless.kernels.dry import META, dry_ops
 from tapeless.model.build import AnyModel, build_model
 from tapeless.model.memory import saved_bytes
@@ -30,7 +30,7 @@ from tapeless.train.step import ema_of, optimizer_of
 ALIKE = (torch.ops.aten.empty_like.default, torch.ops.aten.zeros_like.default)
 
 
-class Watch(Onlooker):
+class Watch(DispatchObserver):
     """Counts the bytes of all tensors that are made under it and still there."""
 
     def __init__(self, idle: Callable[[], int] = lambda: 0):

@@ -1,6 +1,6 @@
 """Whether a run fits into the memory and onto the disk that are free now, and what would.
 
-Judged by: tests/estimate/test_fit.py."""
+Tested by: tests/estimate/test_fit.py."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -13,7 +13,7 @@ from tapeless.errors import DISK_FULL, TOO_LARGE, TapelessError
 from tapeless.estimate.disk import Disk
 from tapeless.estimate.memory import Memory, memory_of
 from tapeless.model.sublayers import RECOMPUTE
-from tapeless.train.room import available_bytes, free_disk
+from tapeless.train.resources import available_bytes, free_disk
 
 GIB = 2**30
 NARROW = "bfloat16"
@@ -26,7 +26,9 @@ class Change(NamedTuple):
     peak: int  # bytes
 
 
-def obstacles(config: AnyModelConfig, train: TrainConfig, memory: Memory, disk: Disk, out_dir: Path) -> list[TapelessError]:
+def resource_errors(
+    config: AnyModelConfig, train: TrainConfig, memory: Memory, disk: Disk, out_dir: Path
+) -> list[TapelessError]:
     """Why the run cannot be begun here and now; empty where it can."""
     found: list[TapelessError] = []
     room = available_bytes(train.device)
@@ -99,7 +101,7 @@ def too_large(memory: Memory, room: int, changes: list[Change]) -> TapelessError
 
 def disk_full(disk: Disk, free: int, out_dir: Path) -> TapelessError:
     needs = f"{disk.at_once} checkpoints of {gib(disk.checkpoint)} take {gib(disk.most)}"
-    return DISK_FULL(path=out_dir, detail=f"{gib(free)} are free, {needs} (--anyway begins nevertheless)")
+    return DISK_FULL(path=out_dir, detail=f"{gib(free)} are free, {needs} (--skip-resource-check begins nevertheless)")
 
 
 def gib(size: int) -> str:

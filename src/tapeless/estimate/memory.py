@@ -8,7 +8,7 @@
                     two directions (16), the one it goes along beside the one before (16), and its own libraries
 
 What is many times too large is told by its weights and activations alone: a dry run of it would take as long as it is large.
-Judged by: tests/estimate/test_memory.py, acceptance/estimate.py."""
+Tested by: tests/estimate/test_memory.py, acceptance/estimate.py."""
 
 from typing import NamedTuple
 
@@ -19,7 +19,7 @@ from tapeless.bench.task import num_params
 from tapeless.config import AnyModelConfig, ModelConfig, TrainConfig
 from tapeless.estimate.dry_run import dry_run, saved_of
 from tapeless.kernels.choose import choose
-from tapeless.train.room import available_bytes
+from tapeless.train.resources import available_bytes
 from tapeless.verify.first_batch import CHECKED
 
 MIB = 2**20

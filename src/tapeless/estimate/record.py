@@ -1,6 +1,6 @@
 """An estimate as plain data: what `tapeless estimate --json` prints, and report.py makes text of.
 
-Judged by: tests/cli/test_estimate.py."""
+Tested by: tests/cli/test_estimate.py."""
 
 import tempfile
 from dataclasses import asdict
@@ -14,12 +14,12 @@ from tapeless.data.batches import training_batches
 from tapeless.data.prepare import prepare
 from tapeless.estimate.calibrate import calibrate, duration_of
 from tapeless.estimate.disk import disk_of
-from tapeless.estimate.fit import obstacles
+from tapeless.estimate.fit import resource_errors
 from tapeless.estimate.memory import memory_of
 from tapeless.train.plan import total_steps
-from tapeless.train.room import available_bytes, free_disk
+from tapeless.train.resources import available_bytes, free_disk
 from tapeless.train.run_dir import RunDir
-from tapeless.train.runs import stop_of, with_run
+from tapeless.train.runs import eos_ids, import_base_model
 
 Record = dict[str, Any]
 
@@ -30,8 +30,8 @@ def planned_steps(config: AnyModelConfig, train: TrainConfig) -> int:
         return total_steps(train, 0)
     assert train.seq_len is not None
     with tempfile.TemporaryDirectory(prefix="tapeless-") as folder:
-        begun = with_run(train, RunDir(Path(folder)), ())
-        data = prepare(begun, config.vocab_size, Path(folder), end=stop_of(begun))
+        begun = import_base_model(train, RunDir(Path(folder)), ())
+        data = prepare(begun, config.vocab_size, Path(folder), end=eos_ids(begun))
         loader = training_batches(data, train.seq_len, train.batch_size * train.grad_accum, train.seed)
         return total_steps(train, loader.num_windows)
 
@@ -44,7 +44,7 @@ def estimate(name: str, config: AnyModelConfig, train: TrainConfig, out_dir: Pat
     memory = memory_of(config, train)
     disk = disk_of(memory.checkpoint, train, steps)
     room, flops = available_bytes(train.device), step_flops(config, tokens, train.seq_len)
-    found = obstacles(config, train, memory, disk, out_dir)
+    found = resource_errors(config, train, memory, disk, out_dir)
     result: Record = {
         "name": name,
         "model": asdict(config),
@@ -64,7 +64,7 @@ def estimate(name: str, config: AnyModelConfig, train: TrainConfig, out_dir: Pat
             "available": room,
         },
         "disk": {**disk._asdict(), "most": disk.most, "free": free_disk(out_dir), "out_dir": str(out_dir)},
-        "obstacles": [{"code": error.code, "message": str(error)} for error in found],
+        "resource_errors": [{"code": error.code, "message": str(error)} for error in found],
         "time": None,
     }
     if calibrated:

@@ -1,4 +1,4 @@
-"""An estimate as text. Judged by: tests/cli/test_estimate.py."""
+"""An estimate as text. Tested by: tests/cli/test_estimate.py."""
 
 import textwrap
 
@@ -41,7 +41,7 @@ def memory_table(found: Record) -> str:
 
 def closing(found: Record) -> list[Row]:
     memory, disk = found["memory"], found["disk"]
-    refused = {obstacle["code"]: obstacle["message"] for obstacle in found["obstacles"]}
+    refused = {obstacle["code"]: obstacle["message"] for obstacle in found["resource_errors"]}
     fits = refused.get("TOO_LARGE") or f"{gib(memory['peak'])} of the {gib(memory['available'])} that are free: it fits"
     kept = f"{gib(disk['checkpoint'])} a checkpoint, up to {disk['at_once']} at a time: {gib(disk['most'])}"
     stays = refused.get("DISK_FULL") or f"{kept} of the {gib(disk['free'])} that are free for {disk['out_dir']}"

@@ -5,7 +5,7 @@ thrown away and the last half window read again, which costs one more token per 
 cost a whole window per token. Where the window begins depends on the position alone, so text generated in two goes is the
 text generated in one.
 A model without attention (SimpleLM) has no max_seq_len and no kv_cache: its window is the last token.
-Judged by: tests/generate/test_engine.py."""
+Tested by: tests/generate/test_engine.py."""
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, Protocol

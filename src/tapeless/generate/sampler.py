@@ -12,7 +12,7 @@ small beside the forward that made it.
 
 A draw is a pure function of (seed, sample index, position): a hash gives a number in [0, 1), and the inverse of the
 cumulative distribution turns it into a token. There is no generator, hence nothing to save, restore or share.
-Judged by: tests/generate/test_sampler.py."""
+Tested by: tests/generate/test_sampler.py."""
 
 import hashlib
 

@@ -3,7 +3,7 @@
 A family fixes some of our choices and leaves others open. A configuration that no family can express is refused with the
 nearest one and what stands in the way; a config.json that asks for mathematics we do not have is refused too, by the key that
 asks. What is only of training (dropout in a Llama, z-loss) does not change the function and is told in a note instead.
-Judged by: tests/interop/test_families.py, tests/model/test_against_hf.py."""
+Tested by: tests/interop/test_families.py, tests/model/test_against_hf.py."""
 
 from collections.abc import Mapping
 from dataclasses import replace

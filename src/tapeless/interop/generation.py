@@ -3,7 +3,7 @@
     eos_token_id        ids that end a text, one or a list          bos_token_id, pad_token_id   kept for whoever asks
     temperature, top_k, top_p, min_p, repetition_penalty            where do_sample is true: defaults that flags override
 A run that was imported keeps such a file; a run that was trained here has none, and its texts end where they are cut off.
-Judged by: tests/interop/test_generation.py."""
+Tested by: tests/interop/test_generation.py."""
 
 from collections.abc import Mapping
 from dataclasses import asdict

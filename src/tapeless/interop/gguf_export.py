@@ -5,7 +5,7 @@ wq and wk are put in that order (qwen3 turns halves, as ours). A token list with
 11, whatever that is: so an end is always named, an id that no text has where the tokenizer has none. And the reader splits
 text by a pattern it knows by name, so the tokenizer must be one of ours: byte-level with GPT-2's pattern.
 Vectors stay float32, as do learned positions.
-Judged by: tests/interop/test_gguf_export.py, acceptance/gguf_files.py."""
+Tested by: tests/interop/test_gguf_export.py, acceptance/gguf_files.py."""
 
 from collections.abc import Mapping
 from dataclasses import replace

@@ -4,7 +4,7 @@
     tokenizer.json  tokenizer_config.json
 config.json says the dtype and the rotary base in the words of transformers 5 and of 4. The directory comes into being under
 another name and is renamed when it is whole.
-Judged by: tests/interop/test_hf_export.py."""
+Tested by: tests/interop/test_hf_export.py."""
 
 import shutil
 from collections.abc import Mapping

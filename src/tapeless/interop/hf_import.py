@@ -3,7 +3,7 @@
 The order is what makes it safe: config.json says what the model is, the headers say what the files hold, the two are compared,
 and only then are values read, tensor by tensor, never more than the files' own bytes. Weights come from safetensors alone: the
 older .bin files are pickles, programs that run when they are read.
-Judged by: tests/interop/test_hf_import.py, tests/interop/test_hostile.py."""
+Tested by: tests/interop/test_hf_import.py, tests/interop/test_hostile.py."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tapeless.config import ModelConfig
 from tapeless.data.tokenizer import Tokenizer, tokenizer_of
-from tapeless.errors import PICKLE, ForeignError, InputError, TapelessError
+from tapeless.errors import PICKLE, InputError, TapelessError, UntrustedFileError
 from tapeless.interop.families import Described, read_settings
 from tapeless.interop.generation import FILE as GENERATION
 from tapeless.interop.generation import Generation, read_generation
@@ -43,9 +43,11 @@ def is_hugging_face(folder: Path) -> bool:
 
 def read_model(folder: Path) -> ForeignModel:
     if not folder.is_dir():
-        raise ForeignError(f"{folder} is not a directory; expected one with {CONFIG} and {WEIGHTS}; archives are not unpacked")
+        raise UntrustedFileError(
+            f"{folder} is not a directory; expected one with {CONFIG} and {WEIGHTS}; archives are not unpacked"
+        )
     if not exists(folder, CONFIG):
-        raise ForeignError(f"{folder}: no {CONFIG} in it; is it a Hugging Face directory?")
+        raise UntrustedFileError(f"{folder}: no {CONFIG} in it; is it a Hugging Face directory?")
     settings = read_json(folder, CONFIG, LIMITS[CONFIG])
     described = read_settings(settings, str(folder / CONFIG))
     notes = list(described.notes)
@@ -87,17 +89,17 @@ def _located(folder: Path, opened: ExitStack) -> dict[str, TensorFile]:
         raise _without_weights(folder)
     weight_map = read_json(folder, INDEX, LIMITS[INDEX]).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
-        raise ForeignError(f"{folder / INDEX}: expected a weight_map from tensors to files, got {weight_map!r:.80}")
+        raise UntrustedFileError(f"{folder / INDEX}: expected a weight_map from tensors to files, got {weight_map!r:.80}")
     shards = sorted({check_name(name, str(folder / INDEX)) for name in weight_map.values()})
     if len(shards) > MOST_SHARDS:
-        raise ForeignError(f"{folder / INDEX}: {len(shards)} files; {MOST_SHARDS} are the most that is read")
+        raise UntrustedFileError(f"{folder / INDEX}: {len(shards)} files; {MOST_SHARDS} are the most that is read")
     where = {}
     for shard in shards:
         file = _open(folder, shard, opened)
         listed = {name for name, home in weight_map.items() if home == shard}
         if listed != file.entries.keys():
             odd = min(listed ^ file.entries.keys())
-            raise ForeignError(f"{folder / shard} and {INDEX} disagree: {odd!r:.120} is in one of them alone")
+            raise UntrustedFileError(f"{folder / shard} and {INDEX} disagree: {odd!r:.120} is in one of them alone")
         where.update(dict.fromkeys(file.entries, file))
     return where
 
@@ -115,7 +117,7 @@ def _without_weights(folder: Path) -> TapelessError:
     if pickles:
         expected = "safetensors: where you trust it, load it with transformers and save_pretrained it"
         return PICKLE(path=f"{folder}, {pickles[0]!r:.120}", expected=expected)
-    return ForeignError(f"{folder}: no weights: expected {WEIGHTS}, or {INDEX} and the files it names")
+    return UntrustedFileError(f"{folder}: no weights: expected {WEIGHTS}, or {INDEX} and the files it names")
 
 
 def _fitting(described: Described, where: Mapping[str, TensorFile], notes: list[str]) -> dict[str, str]:

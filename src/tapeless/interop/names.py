@@ -3,7 +3,7 @@
 A row says which of their tensors holds which of ours. GPT-2 keeps q, k and v in one tensor, which ours fill one below the
 other, and stores its matrices (in, out), the transpose of ours. `{i}` is the layer. Rows whose tensors a model goes
 without (biases, a head of its own) are skipped; a tensor that no row knows is an error, never dropped in silence.
-Judged by: tests/interop/test_names.py."""
+Tested by: tests/interop/test_names.py."""
 
 import re
 from collections.abc import Iterator, Mapping

@@ -3,7 +3,7 @@
 A name may come from inside such a file (the index of a sharded model), so it is a bare name or it is refused: `../`, an
 absolute path, a drive, a symlink could lead anywhere. What is neither a file nor small is refused before it is read: a pipe
 would wait for ever, and a gigabyte of JSON is no configuration.
-Judged by: tests/interop/test_untrusted.py."""
+Tested by: tests/interop/test_untrusted.py."""
 
 import json
 import os
@@ -12,7 +12,7 @@ from collections import Counter
 from pathlib import Path
 from typing import IO, Any
 
-from tapeless.errors import ForeignError
+from tapeless.errors import UntrustedFileError
 
 MEBIBYTE = 1 << 20
 _OPEN_FLAGS = os.O_RDONLY | sum(getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_BINARY", "O_CLOEXEC"))
@@ -22,7 +22,7 @@ def check_name(name: object, where: str) -> str:
     harmless = isinstance(name, str) and name.isprintable() and not any(character in name for character in "/\\:")
     if isinstance(name, str) and harmless and 0 < len(name) <= 255 and name not in (".", ".."):
         return name
-    raise ForeignError(f"{where}: {name!r:.120} is not the bare name of a file; a model lies in one directory")
+    raise UntrustedFileError(f"{where}: {name!r:.120} is not the bare name of a file; a model lies in one directory")
 
 
 def exists(folder: Path, name: str) -> bool:
@@ -36,17 +36,17 @@ def open_plain(folder: Path, name: str) -> IO[bytes]:
     try:
         mode = os.lstat(path).st_mode
         if stat.S_ISLNK(mode):
-            raise ForeignError(f"{path} is a symlink, which could lead anywhere; copy the directory with cp -rL")
+            raise UntrustedFileError(f"{path} is a symlink, which could lead anywhere; copy the directory with cp -rL")
         if not stat.S_ISREG(mode):
-            raise ForeignError(f"{path} is not a plain file")
+            raise UntrustedFileError(f"{path} is not a plain file")
         descriptor = os.open(path, _OPEN_FLAGS)
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):  # it was replaced in between
             os.close(descriptor)
-            raise ForeignError(f"{path} is not a plain file")
+            raise UntrustedFileError(f"{path} is not a plain file")
     except OSError as error:
-        raise ForeignError(f"{path}: cannot be read: {error.strerror}") from None
+        raise UntrustedFileError(f"{path}: cannot be read: {error.strerror}") from None
     except ValueError as error:  # a name that the operating system has no spelling for
-        raise ForeignError(f"{path}: cannot be read: {error}") from None
+        raise UntrustedFileError(f"{path}: cannot be read: {error}") from None
     return os.fdopen(descriptor, "rb")
 
 
@@ -55,9 +55,9 @@ def parse_json(content: bytes, where: str) -> dict[str, Any]:
     try:
         value = json.loads(content, object_pairs_hook=_without_doubles)
     except (ValueError, RecursionError) as error:
-        raise ForeignError(f"{where}: not JSON: {str(error)[:120]}") from None
+        raise UntrustedFileError(f"{where}: not JSON: {str(error)[:120]}") from None
     if not isinstance(value, dict):
-        raise ForeignError(f"{where}: expected a JSON object, got {type(value).__name__}")
+        raise UntrustedFileError(f"{where}: expected a JSON object, got {type(value).__name__}")
     return value
 
 
@@ -65,7 +65,7 @@ def read_json(folder: Path, name: str, limit: int) -> dict[str, Any]:
     with open_plain(folder, name) as file:
         size = os.fstat(file.fileno()).st_size
         if size > limit:
-            raise ForeignError(f"{folder / name}: {size:,} bytes, but {name} has at most {limit:,}")
+            raise UntrustedFileError(f"{folder / name}: {size:,} bytes, but {name} has at most {limit:,}")
         return parse_json(file.read(size), str(folder / name))  # a buffer of the limit would be made whatever the size
 
 

@@ -3,7 +3,7 @@ the device.
 
 `auto` takes the built-in kernels for the device where they can run, else the reference set, and says why. A set asked for by
 name that cannot run there is an error, never a silent fallback.
-Judged by: tests/model/test_choose.py."""
+Tested by: tests/model/test_choose.py."""
 
 import logging
 from collections.abc import Callable, Collection
@@ -91,7 +91,7 @@ def register_ops(
         own = ops() if callable(ops) else ops
         # No shortcut would have the ops that were replaced, and nobody knows whether those wait for the device, or compute
         # something that a recording would not see.
-        return replace(own, name=name, overwriting=None, decoder=None, capturable=False, record=None)
+        return replace(own, name=name, non_accumulating=None, decoder=None, capturable=False, record=None)
 
     _BACKENDS[name] = Backend(build, devices, dtypes)
 

@@ -1,5 +1,5 @@
 """A look at every call that torch's dispatcher sees.
-Judged by: tests/kernels/test_dispatch.py."""
+Tested by: tests/kernels/test_dispatch.py."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 PROMOTED = torch.ops.aten.promote_types.default  # of dtypes; no tensor is in it
 
 
-class Onlooker(TorchDispatchMode):
+class DispatchObserver(TorchDispatchMode):
     """torch's own mode, but for one thing: torch hides a mode from its compiler, which it loads to do so, 120 MB and seconds
     for nothing."""
 

@@ -4,7 +4,7 @@ tensor has a shape and no bytes.
 A model with these ops runs its real forward and backward, and whoever watches sees which tensors come and go, before anything
 is there (estimate/dry_run.py). Each op allocates what its namesakes in cpu/ and triton/ do, in their order; what depends on
 the set is in `Taking`. The reference ops need no double: plain torch runs on the meta device as it is.
-Judged by: tests/kernels/test_dry.py, block for block against a real step of the CPU kernels."""
+Tested by: tests/kernels/test_dry.py, block for block against a real step of the CPU kernels."""
 
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tapeless.kernels.dispatch import Onlooker, computes, writes
+from tapeless.kernels.dispatch import DispatchObserver, computes, writes
 from tapeless.kernels.workspace import LARGEST_RECORDING, SMALL, Workspace
 from tapeless.ops.add_norm import AddNormSaved
 from tapeless.ops.attention import AttentionSaved
@@ -88,7 +88,7 @@ class DryWorkspace(Workspace):
         super()._take_back(ticket)
 
 
-class _Made(Onlooker):
+class _Made(DispatchObserver):
     """Counts the bytes of all results that torch makes."""
 
     nbytes = 0
@@ -202,7 +202,7 @@ def _ops(name: str, t: Taking) -> OpSet:
         adam_update=lambda *args: None,
         grad_norm=lambda grads: torch.empty((), dtype=torch.float64, device=META),
     )
-    return replace(ops, overwriting=ops)  # whether dw is written or added to, nothing more is taken
+    return replace(ops, non_accumulating=ops)  # whether dw is written or added to, nothing more is taken
 
 
 def _embed(t: Taking) -> Op:

@@ -3,7 +3,7 @@
 A fresh allocation of some megabytes is mapped and zeroed page by page on first touch, which costs as much as a pass over it.
 A workspace lends blocks: a block comes back by itself when the last tensor that sees it is gone, so nobody has to say so, and
 a tensor that somebody keeps is never written over. It belongs to one model, and like it to one thread of Python at a time.
-Judged by: tests/kernels/test_workspace.py."""
+Tested by: tests/kernels/test_workspace.py."""
 
 import math
 import weakref

@@ -7,7 +7,7 @@ post:    a = attention(x)   n1 = norm(x + a)  f = ffn(n1)           out: norm(n1
 A pre-norm block leaves its last sum to the norm that reads it (the next block's first, or the final one), so that every
 sum is fused with a norm. Going back, the sum hands the same gradient to the stream and to the pending term: one tensor,
 dy, stands for both.
-Judged by: tests/model/test_transformer_grads.py, tests/model/test_recompute.py."""
+Tested by: tests/model/test_transformer_grads.py, tests/model/test_recompute.py."""
 
 from typing import Any, NamedTuple
 

@@ -9,7 +9,7 @@
     chain.backward(dlogits)          # chain.grads["mix.w"], …
 
 Exact gradients without a tape: each op knows its own, and the order is the list read backwards.
-Judged by: tests/model/test_chain.py."""
+Tested by: tests/model/test_chain.py."""
 
 import inspect
 from collections.abc import Mapping

@@ -1,7 +1,7 @@
 """The kv_cache: keys and values of the tokens already seen, so that decoding runs each token through the model once.
 
 The forward is the one that trains; a layer only puts its new keys and values behind the old ones and attends to all.
-Judged by: tests/model/test_decode.py."""
+Tested by: tests/model/test_decode.py."""
 
 import torch
 from torch import Tensor

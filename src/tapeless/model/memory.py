@@ -2,7 +2,7 @@
 
 block.py and sublayers.py say which policy keeps what. Inputs (tokens, targets, documents) are the caller's and do not
 count.
-Judged by: tests/model/test_recompute.py."""
+Tested by: tests/model/test_recompute.py."""
 
 from tapeless.config import ModelConfig, nearest
 from tapeless.errors import ConfigError

@@ -3,7 +3,7 @@
 Everything that treats parameters alike (optimizers, clipping, reduction over ranks, checkpoints) works on the flat buffers;
 everything that tells them apart reads the table. Matrices that one product reads together lie side by side, so the fused
 matrix is a view.
-Judged by: tests/model/test_params.py."""
+Tested by: tests/model/test_params.py."""
 
 from collections.abc import Collection, Iterable, Mapping
 from functools import cached_property

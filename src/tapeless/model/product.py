@@ -3,7 +3,7 @@
     y = op(x; w, b), and where there are adapters    y[columns of one] += s (x a') b'
 Matrices that one product reads together (q, k and v; gate and up) have an adapter each, which adds to its own columns of y.
 Without adapters this is the op itself and nothing more.
-Judged by: tests/model/test_adapters.py and levels L2 and L5 (PARTLY_TRAINED_CASES of verify/fixtures.py)."""
+Tested by: tests/model/test_adapters.py and levels L2 and L5 (PARTLY_TRAINED_CASES of verify/fixtures.py)."""
 
 from typing import Any, NamedTuple
 

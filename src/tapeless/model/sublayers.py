@@ -5,7 +5,7 @@ What a half keeps is decided by the recompute policy:
     cheap   what cannot be had again without a product; norms, and heads that were normed, are computed again
     full    nothing to speak of; the block runs again from its own input (block.py)
 `kept` lets go of the rest, `rebuilt` computes it again by the same ops, so the gradients are equal bit for bit.
-Judged by: tests/model/test_transformer_grads.py, tests/model/test_recompute.py."""
+Tested by: tests/model/test_transformer_grads.py, tests/model/test_recompute.py."""
 
 from typing import Any, NamedTuple
 

@@ -4,7 +4,7 @@
     lora      beside each matrix of its targets two small ones, `NAME.lora_a` (r, I) and `NAME.lora_b` (O, r); the rest stays
 What does not train has no gradient and no moments. It lies behind all that does in the flat buffer (params.py), so that
 optimizers see a buffer of nothing else. An adapter begins as nothing: b is zero.
-Judged by: tests/model/test_trained.py, tests/model/test_adapters.py."""
+Tested by: tests/model/test_trained.py, tests/model/test_adapters.py."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase

@@ -3,7 +3,7 @@
     embed -> positions -> dropout -> block 0 … block L-1 -> final norm -> head and loss
 What forward keeps is a plain record; backward takes the blocks' parts from it one by one, last first, and each is freed as
 soon as it is used. Training, evaluation and decoding all go through `_trunk`.
-Judged by: tests/model/test_transformer_grads.py, tests/model/test_against_hf.py, tests/model/test_errors.py."""
+Tested by: tests/model/test_transformer_grads.py, tests/model/test_against_hf.py, tests/model/test_errors.py."""
 
 from collections.abc import Callable, Mapping
 from functools import cached_property
@@ -132,12 +132,12 @@ class Transformer:
 
     def _fresh_grads(self) -> OpSet:
         """Zero the gradients that are sums, and return the ops that write the others, the products', without reading them."""
-        if self.ops.overwriting is None:
+        if self.ops.non_accumulating is None:
             self.zero_grads()
             return self.ops
         for stretch in self._summed_grads:
             stretch.zero_()
-        return self.ops.overwriting
+        return self.ops.non_accumulating
 
     def forward(
         self,

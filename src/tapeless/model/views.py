@@ -1,6 +1,6 @@
 """The flat buffers as the ops take them: views by place in the model, of parameters or of gradients.
 
-Judged by: tests/model/test_params.py."""
+Tested by: tests/model/test_params.py."""
 
 from typing import NamedTuple
 

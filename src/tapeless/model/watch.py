@@ -1,8 +1,8 @@
 """Look on while a transformer computes: every call of an op, with its layer, its inputs and its results.
 
 For diagnosis alone, beside the step: which tensor was the first to go bad (train/nonfinite.py), and whether the identities hold
-that every right gradient obeys (train/identities.py). The ops are the model's own, each wrapped; nothing they compute changes.
-Judged by: tests/model/test_watch.py."""
+that every right gradient obeys (train/invariants.py). The ops are the model's own, each wrapped; nothing they compute changes.
+Tested by: tests/model/test_watch.py."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -87,28 +87,28 @@ class _Watch:
                 fields[name] = self._op(name, member)
             else:
                 fields[name] = {kind: self._op(name, op) for kind, op in member.items()}
-        return replace(ops, **fields, overwriting=None, decoder=None, record=None)
+        return replace(ops, **fields, non_accumulating=None, decoder=None, record=None)
 
     def _op(self, name: str, op: Op) -> Op:
         def forward(*inputs: Any, **options: Any) -> Any:
             results = op.forward(*inputs, **options)
-            self._tell(name, "forward", inputs, FORWARD[name], results[:-1], results[-1])
+            self._emit(name, "forward", inputs, FORWARD[name], results[:-1], results[-1])
             return results
 
         def backward(*inputs: Any, **options: Any) -> Any:
             results = op.backward(*inputs, **options)
-            self._tell(name, "backward", inputs, BACKWARD[name], results if len(BACKWARD[name]) > 1 else (results,))
+            self._emit(name, "backward", inputs, BACKWARD[name], results if len(BACKWARD[name]) > 1 else (results,))
             return results
 
         def both(*inputs: Any, **options: Any) -> Any:
             assert op.both is not None
             results = op.both(*inputs, **options)
-            self._tell(name, "both", inputs, (*FORWARD[name], *BACKWARD[name]), results)
+            self._emit(name, "both", inputs, (*FORWARD[name], *BACKWARD[name]), results)
             return results
 
         return Op(forward, backward, both if op.both is not None else None)
 
-    def _tell(
+    def _emit(
         self,
         op: str,
         direction: str,

@@ -6,7 +6,7 @@ Backward. s is read twice, by the norm and by the next sum (ds), and x and delta
 One tensor is therefore returned for both. delta = None: the first norm of a model, s = x. ds = None: nothing but the norm
 reads s (post-norm, and the last norm of a model).
 Saved: what the norm saves, whose x is s. Composed of the norms here; a kernel does it in one pass.
-Judged by: tests/ops/test_add_norm.py."""
+Tested by: tests/ops/test_add_norm.py."""
 
 from typing import Any, NamedTuple
 

@@ -7,7 +7,7 @@ Backward, p computed again from lse:
     dv = p' do      dp = do v'      dz = p (dp - sum_s(dp p))      sum_s(dp p) = sum_D(do o)
     dq = dz k / D^(1/2)             dk = dz' q / D^(1/2)           dk, dv summed over the H/G heads that share them
 Saved: q, k, v, o and lse, one number per row; never anything T x S.
-Judged by: tests/ops/test_attention.py."""
+Tested by: tests/ops/test_attention.py."""
 
 import math
 from typing import NamedTuple

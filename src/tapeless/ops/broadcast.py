@@ -4,7 +4,7 @@
     y = a b               da = sum_to_a(dy b)       db = sum_to_b(dy a)
 Broadcasting repeats an operand along an axis; its adjoint, sum_to, adds up what the repeats received.
 Saved: for the sum the two shapes; for the product a and b.
-Judged by: tests/ops/test_broadcast.py."""
+Tested by: tests/ops/test_broadcast.py."""
 
 from typing import NamedTuple
 

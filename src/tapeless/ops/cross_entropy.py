@@ -8,7 +8,7 @@ without it, of this call. A row whose target is -100 is not valid: no loss, no g
 Backward, with y = exp(z - lse):
     dz = dloss/n ((1 + 2 c lse) y - (1-a) onehot(target) - a/V)           dlogits: through the cap (softcap.py)
 Saved: logits, targets, and lse, one number per row.
-Judged by: tests/ops/test_cross_entropy.py."""
+Tested by: tests/ops/test_cross_entropy.py."""
 
 from typing import NamedTuple
 

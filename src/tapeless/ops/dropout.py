@@ -4,7 +4,7 @@
     y = x keep / (1 - p)               dx = dy keep / (1 - p)
 The mask is hashed again in backward, so nothing is saved, and it is the same in however many micro-batches or ranks a batch
 is cut, in recomputation, and after a resume.
-Judged by: tests/ops/test_dropout.py."""
+Tested by: tests/ops/test_dropout.py."""
 
 import hashlib
 

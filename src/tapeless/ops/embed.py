@@ -4,7 +4,7 @@
 Backward. A token that stands in several places collects from all of them:
     dw[v] += sum over n with tokens[n] = v of dy[n]
 Tokens are integers and have no gradient. Saved: the tokens.
-Judged by: tests/ops/test_embed.py."""
+Tested by: tests/ops/test_embed.py."""
 
 from typing import NamedTuple
 

@@ -5,7 +5,7 @@ Backward:
     dh = dy w             dw += dy' h             db += sum_rows(dy)             dgate_up: the gate's backward of dh
 Saved: gate_up alone. h would be a third as much again and is one pass, so it is computed again; a kernel makes it in the pass
 that makes dgate_up.
-Judged by: tests/ops/test_ffn_down.py."""
+Tested by: tests/ops/test_ffn_down.py."""
 
 from typing import NamedTuple
 

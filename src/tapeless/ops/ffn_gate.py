@@ -6,7 +6,7 @@ Backward of the gated kind:
     dgate = dh up f'(gate)         dup = dh f(gate)
 swiglu has f = silu, geglu has f = gelu (tanh).
 Saved: gate_up; f and f' are computed again.
-Judged by: tests/ops/test_ffn_gate.py."""
+Tested by: tests/ops/test_ffn_gate.py."""
 
 from collections.abc import Callable
 from typing import NamedTuple

@@ -5,7 +5,7 @@ Backward. dn = dy w.  x reaches n directly, through m and through r:
     dx = r (dn - mean_C(dn) - n mean_C(dn n))
     dw += sum_rows(dy n)     db += sum_rows(dy)
 Saved: x, m and r (two numbers per row); n is computed again.
-Judged by: tests/ops/test_layer_norm.py."""
+Tested by: tests/ops/test_layer_norm.py."""
 
 from typing import NamedTuple
 

@@ -6,7 +6,7 @@ Backward, by y_no = sum_i x_ni w_oi + b_o:
     dw += dy' x           (O, I) = (O, N) @ (N, I)
     db += sum_rows(dy)
 Saved: x.
-Judged by: tests/ops/test_linear.py."""
+Tested by: tests/ops/test_linear.py."""
 
 from typing import NamedTuple
 

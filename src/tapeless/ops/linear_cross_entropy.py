@@ -4,7 +4,7 @@
 Backward, for each block of rows, its logits computed again:
     dlogits = cross_entropy backward       dx = dlogits w       dw += dlogits' x
 Saved: x, targets and lse. The block is sized so that its logits are `chunk` elements whatever V is.
-Judged by: tests/ops/test_linear_cross_entropy.py."""
+Tested by: tests/ops/test_linear_cross_entropy.py."""
 
 from typing import NamedTuple
 

@@ -11,7 +11,7 @@ s is multiplied in where it is cheapest, at the r columns in the middle.
 x -> x a' is itself a product of the model's set (`product`), the one that stands beside it: a linear map, or the ffn_down that
 makes h on the way, so that neither pass keeps h.
 Saved: what that product saves, and u.
-Judged by: tests/ops/test_lora.py."""
+Tested by: tests/ops/test_lora.py."""
 
 from typing import Any, NamedTuple
 

@@ -6,7 +6,7 @@ Backward.
     db = a' dy            (..., K, N) = (..., K, M) @ (..., M, N)
 each summed over the batch axes along which it was repeated.
 Saved: a and b.
-Judged by: tests/ops/test_matmul.py."""
+Tested by: tests/ops/test_matmul.py."""
 
 from typing import NamedTuple
 

@@ -1,5 +1,5 @@
 """The few numerical conventions that every op shares.
-Judged by: tests/ops/test_numerics.py."""
+Tested by: tests/ops/test_numerics.py."""
 
 import torch
 from torch import Tensor

@@ -5,15 +5,15 @@
 
 - Activation gradients are returned (dy itself where the derivative is 1, so nobody writes into them); parameter gradients
   are accumulated (`+=`) into the buffers handed in, and None there means frozen. Backward writes neither `dy` nor `saved`.
-- A set may have a twin whose products overwrite (`OpSet.overwriting`): its linear, ffn_down and linear_cross_entropy replace
-  what dw holds, and dw alone; biases and norms are still added to. The head's backward comes before the embedding's, so that a
+- A set may have a twin whose products overwrite (`OpSet.non_accumulating`): its linear, ffn_down and linear_cross_entropy
+  replace what dw holds, and dw alone; biases and norms are still added to. The head's backward comes before the embedding's, so that a
   tied matrix is first written, then added to.
 - `saved` is a NamedTuple private to the implementation (None where nothing is kept): no parameters, no settings of the model.
 - A field of `saved` that bears the name of an activation of the forward, or of its output, *is* that tensor. A recompute
   policy can therefore drop it by name and hand an equal one back, whatever else the implementation keeps.
 - Ops are holomorphic where they are smooth (no abs, no conjugation; branches look at the real part), so that the complex
   step can judge them.
-Judged by: tests/ops/test_op.py."""
+Tested by: tests/ops/test_op.py."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -58,7 +58,9 @@ class OpSet:
     # The optimizer's two passes over the flat buffers; None: optim/adam.py and optim/clip.py.
     adam_update: Callable[..., None] | None = None  # (p, g, m, v, copy, pieces, numbers, scale), as AdamW.fused_update calls it
     grad_norm: Callable[[Tensor], Tensor] | None = None  # (n,) -> () float64
-    overwriting: "OpSet | None" = None  # this set, but whose products replace dw instead of adding to it; None: it has none
+    non_accumulating: "OpSet | None" = (
+        None  # this set, but whose products replace dw instead of adding to it; None: it has none
+    )
     # Whether nothing in it waits for the device, so that a step can be captured in a graph: its loss then takes num_targets
     # as a number on the device too, and its adam_update leaves everything as it was where the scale is NaN.
     capturable: bool = False

@@ -10,7 +10,7 @@
 Each f and f' is a function of its own, because the feed-forward gates (ffn_gate.py) are made of them too.
 A NaN is not below zero, so relu lets it through instead of hiding it.
 Saved: x.
-Judged by: tests/ops/test_pointwise.py."""
+Tested by: tests/ops/test_pointwise.py."""
 
 import math
 from collections.abc import Callable

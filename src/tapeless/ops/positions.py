@@ -4,7 +4,7 @@
 Backward. dx = dy;  one position serves the whole batch, hence
     dw[offset + t] += sum_b dy[b, t]
 Saved: nothing. `offset` is the number of tokens already decoded.
-Judged by: tests/ops/test_positions.py."""
+Tested by: tests/ops/test_positions.py."""
 
 from torch import Tensor
 

@@ -6,7 +6,7 @@ The norm is over each head's D features and is left out where its weight is None
 Backward: the same steps in reverse, and the three gradients side by side in one buffer, as the product wants them.
 Saved: with QK-norm qkv and one number per head and row, otherwise nothing. q, k and v never share memory with qkv, so that
 qkv can go.
-Judged by: tests/ops/test_qkv_rope.py."""
+Tested by: tests/ops/test_qkv_rope.py."""
 
 from typing import NamedTuple
 

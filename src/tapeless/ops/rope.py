@@ -7,7 +7,7 @@ Backward. A rotation's transpose is its inverse, the rotation by -angle:
     dx_lo = dy_lo cos + dy_hi sin                   dx_hi = dy_hi cos - dy_lo sin
 Saved: nothing; the angles come from the position alone. They are computed in float64, since at offset 10^5 a float32
 angle is off by 1e-2.
-Judged by: tests/ops/test_rope.py."""
+Tested by: tests/ops/test_rope.py."""
 
 import torch
 from torch import Tensor

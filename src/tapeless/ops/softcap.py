@@ -4,7 +4,7 @@
 Backward. dy/dx = 1 - tanh^2, hence
     dx = dy (1 - (y / cap)^2)
 Saved: y.
-Judged by: tests/ops/test_softcap.py."""
+Tested by: tests/ops/test_softcap.py."""
 
 from typing import NamedTuple
 

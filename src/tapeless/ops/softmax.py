@@ -6,7 +6,7 @@ Backward. dy_i/dx_j = y_i ([i = j] - y_j), hence
 Log-softmax: y = x - lse, dlse/dx = exp(y), hence
     dx = dy - exp(y) sum_V(dy)
 Saved: y.
-Judged by: tests/ops/test_softmax.py."""
+Tested by: tests/ops/test_softmax.py."""
 
 from typing import NamedTuple
 

@@ -4,7 +4,7 @@
     p = p - lr (m / (1 - b1^t)) / ((v / (1 - b2^t))^(1/2) + eps)          t = 1 at the first step
 Weight decay. Adam adds wd p to the gradient, so that the decay goes through the moments; AdamW shrinks the weights themselves
 instead, p = p (1 - lr wd), before the step. Either way only what `decay` names: matrices, not norms and biases.
-Judged by: tests/optim/test_adam.py, step by step against torch.optim in float64."""
+Tested by: tests/optim/test_adam.py, step by step against torch.optim in float64."""
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence

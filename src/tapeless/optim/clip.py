@@ -3,7 +3,7 @@
     norm = |g|        g = g min(1, limit / norm)
 The norm returned is the true one, before clipping; a norm that is not finite leaves the gradients as they are, for the guard
 to see. It is a norm of norms: one float32 sum over 20 million squares would be 1e-3 off, this is 2e-7.
-Judged by: tests/optim/test_clip.py."""
+Tested by: tests/optim/test_clip.py."""
 
 import math
 

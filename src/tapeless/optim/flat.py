@@ -2,7 +2,7 @@
 
 The buffers have gaps between parameters (model/params.py). Gradients and state are zero there, so every update leaves the
 gaps at zero, and a whole buffer can be updated at once.
-Judged by: tests/optim/test_flat.py."""
+Tested by: tests/optim/test_flat.py."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping

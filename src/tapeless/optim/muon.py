@@ -14,7 +14,7 @@ Each matrix by itself. In the flat buffer wq, wk, wv lie side by side, as do w_g
 But they are different maps, whose outputs no norm sees together: made orthogonal as one, the steps of the three would
 compete for the same singular directions, and a step would depend on what a kernel finds practical to join.
 In bfloat16 on a CUDA device, else in the dtype of the parameters, float32 or float64. Matrices of one shape go together.
-Judged by: tests/optim/test_muon.py, by singular values and against torch.optim; L4 to L6 as every optimizer."""
+Tested by: tests/optim/test_muon.py, by singular values and against torch.optim; L4 to L6 as every optimizer."""
 
 import math
 from collections.abc import Iterator, Mapping

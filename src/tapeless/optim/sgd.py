@@ -3,7 +3,7 @@
     d = g + wd p          for what decays, else d = g
     u = mu u + d          u = d at the first step
     p = p - lr u          with Nesterov: p - lr (d + mu u)
-Judged by: tests/optim/test_sgd.py, step by step against torch.optim in float64."""
+Tested by: tests/optim/test_sgd.py, step by step against torch.optim in float64."""
 
 from collections.abc import Collection, Mapping
 

@@ -2,7 +2,7 @@
 
 The stretches are 1, 2, 4 … steps long, doubled whenever there would be more than so many of them: a value costs the same at
 step 100,000 as at step 1, nothing grows with the run, and what a resume reads again makes the very same stretches.
-Judged by: tests/report/test_buckets.py."""
+Tested by: tests/report/test_buckets.py."""
 
 import math
 from collections.abc import Mapping, Sequence

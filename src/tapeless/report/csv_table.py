@@ -1,7 +1,7 @@
 """metrics.csv: a row for each step, evaluation and look at the layers, for spreadsheets and data frames.
 
 One row a step, its evaluation and its look in the same row: a step's row is written when the next step begins.
-Judged by: tests/report/test_csv_table.py."""
+Tested by: tests/report/test_csv_table.py."""
 
 import csv
 from collections.abc import Iterable

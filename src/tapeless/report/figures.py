@@ -1,10 +1,10 @@
 """The numbers of a run that a report begins with.
 
-Judged by: tests/report/test_figures.py."""
+Tested by: tests/report/test_figures.py."""
 
 from typing import NamedTuple
 
-from tapeless.report.story import Story
+from tapeless.report.history import RunHistory
 from tapeless.train.info import number
 from tapeless.train.memory import bytes_words
 from tapeless.train.summary import duration
@@ -16,7 +16,7 @@ class Figure(NamedTuple):
     below: str  # what stands in small letters below it
 
 
-def figures(story: Story) -> list[Figure]:
+def figures(story: RunHistory) -> list[Figure]:
     found, last, start, c = [], story.last, story.start, story.config.train
     if story.best_eval:
         found += validation(story)
@@ -34,7 +34,7 @@ def figures(story: Story) -> list[Figure]:
     return found
 
 
-def validation(story: Story) -> list[Figure]:
+def validation(story: RunHistory) -> list[Figure]:
     """The best loss, and how far it is from what it has to beat, or from what it cannot."""
     best, last = story.best_eval, story.last_eval
     below = f"best, at step {best['step']:,}"

@@ -1,15 +1,15 @@
 """report.html, written while the run goes on: after evaluations, checkpoints and samples, and at its end.
 
-Judged by: tests/report/test_html_page.py."""
+Tested by: tests/report/test_html_page.py."""
 
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from tapeless.data.files import atomic_write
+from tapeless.report.history import RunHistory
 from tapeless.report.page import render
 from tapeless.report.reporters import Event, Reporter
-from tapeless.report.story import Story
 from tapeless.train.run_dir import RunDir
 
 NEWS = ("eval", "checkpoint", "sample", "guard", "start", "resume")  # after which the page is written with the next step
@@ -18,7 +18,7 @@ SHARE = 0.005  # of the time, at most, goes into writing it
 
 class HtmlPage(Reporter):
     def __init__(self, run: RunDir):
-        self.run, self.story = run, Story(run)
+        self.run, self.story = run, RunHistory(run)
         self._news = False
         self._next = 0.0  # when it may be written again
 
@@ -44,6 +44,6 @@ class HtmlPage(Reporter):
         self._news, self._next = False, now + (now - begun) / SHARE
 
 
-def write_page(path: Path, stories: Sequence[Story], names: Sequence[str] | None = None) -> None:
+def write_page(path: Path, stories: Sequence[RunHistory], names: Sequence[str] | None = None) -> None:
     with atomic_write(path) as file:
         file.write(render(stories, names).encode(errors="replace"))

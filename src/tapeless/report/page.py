@@ -2,7 +2,7 @@
 
 It is a single file that loads nothing: its policy allows its own style sheet and its own script, known by their hashes, and
 no request at all. Everything that comes from data is escaped, also within the script's numbers: a sample may hold </script>.
-Judged by: tests/report/test_page.py, tests/report/test_browser.py."""
+Tested by: tests/report/test_page.py, tests/report/test_browser.py."""
 
 import base64
 import hashlib
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tapeless.report.figures import Figure, figures
-from tapeless.report.story import Story
+from tapeless.report.history import RunHistory
 from tapeless.train.summary import count, model_words, optimizer_words, readable
 
 HOME = Path(__file__).parent
@@ -46,7 +46,7 @@ LAYERS = [
 ]
 
 
-def render(stories: Sequence[Story], names: Sequence[str] | None = None) -> str:
+def render(stories: Sequence[RunHistory], names: Sequence[str] | None = None) -> str:
     """The page. names: what each run is called in it, where not by its folder."""
     names = list(names or [story.name for story in stories])
     style, script = ((HOME / file).read_text(encoding="utf-8") for file in ("page.css", "page.js"))
@@ -64,11 +64,11 @@ def render(stories: Sequence[Story], names: Sequence[str] | None = None) -> str:
     )
 
 
-def _main(stories: Sequence[Story], names: Sequence[str]) -> str:
+def _main(stories: Sequence[RunHistory], names: Sequence[str]) -> str:
     many = len(stories) > 1
     titles = names if many else [""]
 
-    def of_each(part: Callable[[Story, str], str]) -> str:
+    def of_each(part: Callable[[RunHistory, str], str]) -> str:
         return "".join(part(story, title) for story, title in zip(stories, titles, strict=True))
 
     first = [_overview(stories, names), _differences(stories, names)] if many else [_tiles(stories[0])]
@@ -122,7 +122,7 @@ def _figure(key: str, title: str, what: str, *, wide: bool = False, run: int | N
     )
 
 
-def _header(stories: Sequence[Story], names: Sequence[str]) -> str:
+def _header(stories: Sequence[RunHistory], names: Sequence[str]) -> str:
     if len(stories) > 1:
         about = f"{count(len(stories), 'run')} side by side"
     else:
@@ -138,14 +138,14 @@ def _header(stories: Sequence[Story], names: Sequence[str]) -> str:
     )
 
 
-def _tiles(story: Story) -> str:
+def _tiles(story: RunHistory) -> str:
     tiles = "".join(
         f"<li><span>{_e(f.label)}</span><b>{_e(f.value)}</b><small>{_e(f.below)}</small></li>" for f in figures(story)
     )
     return f'<ul class="tiles">{tiles}</ul>' if tiles else ""
 
 
-def _overview(stories: Sequence[Story], names: Sequence[str]) -> str:
+def _overview(stories: Sequence[RunHistory], names: Sequence[str]) -> str:
     """A row for each run, a column for each number."""
     known = [{figure.label: figure for figure in figures(story)} for story in stories]
     columns = list(dict.fromkeys(label for row in known for label in row))
@@ -161,7 +161,7 @@ def _key(run: int) -> str:
     return f'<i class="key k{run % COLORS}"></i>'
 
 
-def _differences(stories: Sequence[Story], names: Sequence[str]) -> str:
+def _differences(stories: Sequence[RunHistory], names: Sequence[str]) -> str:
     """The fields in which the runs are not the same."""
     tables = [
         {f"{table}.{name}": value for table, values in story.config.tables().items() for name, value in values.items()}
@@ -193,7 +193,7 @@ def _layers(run: int, name: str) -> str:
     return (f"<h3>{_e(name)}</h3>" if name else "") + _grid([_figure(*chart, run=run) for chart in LAYERS])
 
 
-def _samples(story: Story, name: str) -> str:
+def _samples(story: RunHistory, name: str) -> str:
     if not story.samples:
         return ""
     (step, text), *earlier = reversed(story.samples)
@@ -203,13 +203,13 @@ def _samples(story: Story, name: str) -> str:
     return f'<div class="card"><h4>{title}</h4><pre>{_e(text)}</pre>{folded}</div>'
 
 
-def _notes(stories: Sequence[Story], names: Sequence[str]) -> str:
+def _notes(stories: Sequence[RunHistory], names: Sequence[str]) -> str:
     of = [f"{name}, " if len(stories) > 1 else "" for name in names]
     rows = [(f"{prefix}step {step:,}", text) for prefix, s in zip(of, stories, strict=True) for step, text in s.notes]
     return _section("Notes", _fields(rows) if rows else "")
 
 
-def _configuration(story: Story, run: str) -> str:
+def _configuration(story: RunHistory, run: str) -> str:
     """Every field; those that are not the defaults stand out."""
     tables, defaults = [], {f.name: f.default for config in (story.config.model, story.config.train) for f in fields(config)}
     for table, values in story.config.tables().items():
@@ -219,7 +219,7 @@ def _configuration(story: Story, run: str) -> str:
     return _folded(run, words + f'<div class="columns">{"".join(tables)}</div>')
 
 
-def _environment(story: Story, run: str) -> str:
+def _environment(story: RunHistory, run: str) -> str:
     flat: dict[str, Any] = {"begun": story.begun}
     for key, value in story.environment.items():
         if isinstance(value, dict):

@@ -3,7 +3,7 @@
 A reporter is told every event, in order and each once, from the run's beginning: after a resume it starts from nothing and is
 first told what metrics.jsonl still holds, so that none needs a memory of its own and none can double or lose a line. Another
 one is a class with these three methods and a line in REPORTERS, and in PACKAGES where it needs one.
-Judged by: tests/report/test_reporters.py."""
+Tested by: tests/report/test_reporters.py."""
 
 import importlib
 import importlib.util

@@ -1,6 +1,6 @@
 """The numbers of an event, under the names by which TensorBoard, W&B and Trackio show them: the same in all three.
 
-Judged by: tests/report/test_scalars.py."""
+Tested by: tests/report/test_scalars.py."""
 
 from tapeless.report.reporters import Event
 

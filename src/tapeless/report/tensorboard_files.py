@@ -1,7 +1,7 @@
 """Event files for TensorBoard, in the run's folder tensorboard/; `tensorboard --logdir runs` finds them.
 
 Needs the package tensorboard: pip install 'tapeless[tensorboard]'.
-Judged by: tests/report/test_tensorboard_files.py."""
+Tested by: tests/report/test_tensorboard_files.py."""
 
 import shutil
 

@@ -4,7 +4,7 @@ Rows go straight into Trackio's storage. Its own `init` asks the Hub who is logg
 was written and turns failures into warnings; here nothing leaves the machine, a row has the time of its event, and a failure
 is one.
 Needs the package trackio: pip install 'tapeless[trackio]'.
-Judged by: tests/report/test_trackio_database.py."""
+Tested by: tests/report/test_trackio_database.py."""
 
 import os
 import shutil

@@ -4,7 +4,7 @@ W&B cannot take back a step, so a resume writes a new folder under the run's old
 the folder before it: there is one run, with every step once. What is told goes to a process of W&B's, which tells nobody
 when the disk does not take it; so the steps in the file are counted at the end.
 Needs the package wandb: pip install 'tapeless[wandb]'.
-Judged by: tests/report/test_wandb_files.py."""
+Tested by: tests/report/test_wandb_files.py."""
 
 import os
 import shutil

@@ -2,7 +2,7 @@
 
 A file is blocks of 32 KiB; a record lies in them in one piece or several, each with a checksum, its length and its kind in
 front, and no head of a piece crosses the end of a block. W&B has no reader of its own in Python.
-Judged by: tests/report/test_wandb_records.py."""
+Tested by: tests/report/test_wandb_records.py."""
 
 import struct
 from collections.abc import Iterator

@@ -4,7 +4,7 @@
     tapeless lm-eval runs/tiny --weights ema --tasks capitals            the same, by lm-eval's own command line
 Texts become tokens as lm-eval's model of transformers (`hf`) makes them, so that an exported run has the same numbers there.
 Importing this file needs the package lm_eval, and registers the model with it.
-Judged by: tests/tasks/test_lm.py."""
+Tested by: tests/tasks/test_lm.py."""
 
 import logging
 from dataclasses import fields

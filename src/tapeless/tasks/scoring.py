@@ -6,7 +6,7 @@ Where the two do not fit into one window, the context loses its beginning; where
 windows follow each other, and the last one is full, so that its tokens are predicted from as many as can be seen:
     length 4:  [c t1 t2 t3] -> t1 t2 t3 t4    [t4 t5 t6 t7] -> t5 t6 t7 t8    [t6 t7 t8 t9] -> t9 t10
 Windows of different lengths share a batch, the shorter ones filled up behind their end, where causal attention does not look.
-Judged by: tests/tasks/test_scoring.py, and tests/tasks/test_lm.py against lm-eval's own model of transformers."""
+Tested by: tests/tasks/test_scoring.py, and tests/tasks/test_lm.py against lm-eval's own model of transformers."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple

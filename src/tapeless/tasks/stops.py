@@ -1,5 +1,5 @@
 """Texts that end at a string: seen as soon as the token that completes it is drawn, wherever in that token it ends.
-Judged by: tests/tasks/test_stops.py."""
+Tested by: tests/tasks/test_stops.py."""
 
 from collections.abc import Sequence
 

@@ -4,7 +4,7 @@
 A checkpoint of a run that trains adapters holds those alone. Whoever reads it finds the base again here, whatever has become of
 its run, or is told what is missing. Any other run needs its base until its own first checkpoint, and must not begin a second
 time with what the other run has learned since.
-Judged by: tests/train/test_adapter_runs.py, tests/train/test_init_from.py."""
+Tested by: tests/train/test_adapter_runs.py, tests/train/test_init_from.py."""
 
 from collections.abc import Mapping
 from pathlib import Path

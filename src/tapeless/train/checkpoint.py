@@ -6,7 +6,7 @@ Writing: a `.tmp-` folder beside the others -> tensors -> state -> MANIFEST.json
 -> rename -> `latest`. A folder under its final name is therefore complete, and its manifest tells later damage from that.
 Equal weights are equal bytes: names are sorted, and no time, host or version is in the tensor files.
 Which of them stay: rotation.py.
-Judged by: tests/train/test_checkpoint.py, tests/faults/test_checkpoint_kill.py, tests/faults/test_damage.py."""
+Tested by: tests/train/test_checkpoint.py, tests/faults/test_checkpoint_kill.py, tests/faults/test_damage.py."""
 
 import json
 import os

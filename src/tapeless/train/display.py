@@ -3,7 +3,7 @@
     Display       plain, aligned lines: where the output is a file or a pipe, or rich is not installed
     LiveDisplay   a progress bar with the numbers of the moment below it; evaluations and samples scroll by above
     JsonDisplay   every event as a line of JSON on stdout, and nothing else there
-Judged by: tests/train/test_display.py."""
+Tested by: tests/train/test_display.py."""
 
 import os
 import sys

@@ -1,6 +1,6 @@
 """Where documents begin, for a run whose attention keeps them apart.
 
-Judged by: tests/train/test_documents.py."""
+Tested by: tests/train/test_documents.py."""
 
 import numpy as np
 

@@ -1,6 +1,6 @@
 """Evaluation: the same forward as training, on the same windows each time.
 
-Judged by: tests/train/test_evaluate.py."""
+Tested by: tests/train/test_evaluate.py."""
 
 import math
 from collections.abc import Callable, Iterator

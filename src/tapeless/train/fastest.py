@@ -1,7 +1,7 @@
 """What `--dtype auto` means on this machine: float32 or bfloat16, whichever multiplies faster, found by trying.
 
 bfloat16 has to be a fifth faster to be worth its rounding. Where a device cannot multiply it at all, it is float32.
-Judged by: tests/train/test_fastest.py."""
+Tested by: tests/train/test_fastest.py."""
 
 import time
 from typing import NamedTuple

@@ -7,7 +7,7 @@ The first step of a shape runs as it is, which compiles whatever is compiled; th
 from the device in between is decided there: a loss above its limit, a loss or norm that is not finite, or an id outside the
 vocabulary makes the factor of the update NaN, and the update then leaves everything as it was. The host raises afterwards, as
 train_step does.
-Judged by: tests/train/test_graph.py."""
+Tested by: tests/train/test_graph.py."""
 
 import logging
 import math

@@ -6,7 +6,7 @@ the spikes themselves. The limit is known before a step begins, so that a device
 loss enters the window, a skipped one's too: should the losses stay where they jumped to, the limit follows after half a
 window, and a run is never held up for good. The window is part of a checkpoint: without it a resumed run would decide
 differently.
-Judged by: tests/train/test_guard.py, acceptance/guards.py."""
+Tested by: tests/train/test_guard.py, acceptance/guards.py."""
 
 import math
 from collections import deque

@@ -2,7 +2,7 @@
 
     config.toml  env.json  tokenizer.json  generation_config.json  checkpoints/step-00000000/
 `tapeless generate`, `eval --dataset-path`, `export` and `train new --init-from` take it like any other run.
-Judged by: tests/train/test_imported.py."""
+Tested by: tests/train/test_imported.py."""
 
 import json
 import shutil

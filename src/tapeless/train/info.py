@@ -1,7 +1,7 @@
 """What a run is and how far it came, read from its directory alone: `tapeless train info RUN`.
 
 Nothing is loaded that could be large or in use, so it can be asked of a run while it is training.
-Judged by: tests/train/test_info.py."""
+Tested by: tests/train/test_info.py."""
 
 import json
 import math

@@ -4,7 +4,7 @@ The architecture, the weights and the tokenizer are the other run's; data, optim
 directory of Hugging Face becomes such a run first, by the same import, within the new one (RUN/base, by runs.begin). Of the
 model only what is of training alone may be chosen anew: dropout, z-loss, label smoothing. With lora_rank the weights stay what
 they are, and a run finds them again whenever it goes on (base.py).
-Judged by: tests/train/test_init_from.py, tests/train/test_adapter_runs.py."""
+Tested by: tests/train/test_init_from.py, tests/train/test_adapter_runs.py."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
@@ -64,7 +64,7 @@ def _changed(model: AnyModelConfig, where: Path, asked: Mapping[str, Any]) -> An
     return replace(model, **free)
 
 
-def begin_with(model: AnyModel, run: RunDir, config: RunConfig, *, on_warning: Callable[[str], None]) -> None:
+def load_initial_weights(model: AnyModel, run: RunDir, config: RunConfig, *, on_warning: Callable[[str], None]) -> None:
     """The weights that the run begins with, in place of the initial ones: those that were the newest of the other run when this
     one began. No checkpoint of adapters holds them, so that these need them again with each resume."""
     if config.train.lora:

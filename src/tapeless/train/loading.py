@@ -4,7 +4,7 @@
     tapeless.load("runs/tiny/checkpoints/step-00001000")        those of one step
     tapeless.load("runs/tiny", weights="ema")                   their moving average, where the run keeps one
     tapeless.load("Qwen3-0.6B")                                 safetensors and config.json, as transformers saves them
-Judged by: tests/train/test_loading.py."""
+Tested by: tests/train/test_loading.py."""
 
 import warnings
 from pathlib import Path

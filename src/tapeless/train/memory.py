@@ -1,6 +1,6 @@
 """How much memory a run has, as the operating system and the device's allocator count it.
 
-Judged by: tests/train/test_process_memory.py."""
+Tested by: tests/train/test_process_memory.py."""
 
 import os
 import sys

@@ -5,7 +5,7 @@ was at; sync() before a checkpoint makes sure that no checkpoint outlives its li
 kept and tried again with the next one: a full disk is no reason to end a training, or to leave a hole in its log. JSON has
 no NaN and no infinity, and they must not vanish from a log: they are the strings "NaN", "Infinity" and "-Infinity", which
 float() reads.
-Judged by: tests/train/test_metrics_log.py."""
+Tested by: tests/train/test_metrics_log.py."""
 
 import json
 import logging

@@ -3,7 +3,7 @@
 A healthy step looks at its loss and its gradient norm alone. When one of them is not finite, nothing is updated, and the
 batch is computed once more with every op watched. A bad weight is named as such, with the op in which it first shows. Where
 the second time is clean, the fault was not the arithmetic's (a bit that flipped), and the bad gradient is named that was there.
-Judged by: tests/train/test_nonfinite.py, acceptance/guards.py."""
+Tested by: tests/train/test_nonfinite.py, acceptance/guards.py."""
 
 import math
 from collections.abc import Mapping, Sequence

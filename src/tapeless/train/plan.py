@@ -1,6 +1,6 @@
 """What a configuration leaves open until the model and the data are known: the length of a window, how many steps a run has,
 and in how many of them the learning rate rises.
-Judged by: tests/train/test_trainer.py, tests/train/test_resume.py."""
+Tested by: tests/train/test_trainer.py, tests/train/test_resume.py."""
 
 from tapeless.config import AnyModelConfig, ModelConfig, TrainConfig
 from tapeless.errors import WARMUP_TOO_LONG

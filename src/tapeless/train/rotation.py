@@ -1,6 +1,6 @@
 """Which checkpoints stay: the last k, every n-th, the best, the latest, and the one resumed from; and the names of two.
 
-Judged by: tests/train/test_checkpoint_rotation.py."""
+Tested by: tests/train/test_checkpoint_rotation.py."""
 
 import math
 import os

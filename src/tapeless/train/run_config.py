@@ -5,7 +5,7 @@
     [data]                  what the text and the tokenizer were: their fingerprints
 A resume may change what leaves the training as it was. Three classes: frozen is what the weights and the data position only
 have a meaning in; schedule is what changes the steps to come, so that it takes an explicit override; free is the rest.
-Judged by: tests/train/test_run_config.py."""
+Tested by: tests/train/test_run_config.py."""
 
 import json
 import tomllib
@@ -30,7 +30,7 @@ FREE = {
     "threads",
     "deterministic",
     "out_dir",
-    "paranoid",
+    "check_invariants_every",
     "eval_every",
     "save_every",
     "keep_last",
@@ -40,7 +40,7 @@ FREE = {
     "sample_tokens",
     "sample_prompt",
     "sample_temperature",
-    "watch_every",
+    "layer_stats_every",
     "report_to",
     "verify",
 }

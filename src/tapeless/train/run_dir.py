@@ -1,7 +1,7 @@
 """The directory of a run: who may write to it, and where it was made.
 
     config.toml (run_config.py)   env.json   metrics.jsonl (metrics_log.py)   checkpoints/ (checkpoint.py)   lock
-Judged by: tests/train/test_run_dir.py."""
+Tested by: tests/train/test_run_dir.py."""
 
 import json
 import os

@@ -1,8 +1,8 @@
 """Runs as a whole: begin one, go on with one, load what one has made.
 
-    tapeless train new        begin()        tapeless train resume    resumed_configuration(), go_on()
+    tapeless train new        begin()        tapeless train resume    resumed_configuration(), restore_trainer()
     tapeless generate, eval   load()
-Judged by: tests/train/test_runs.py."""
+Tested by: tests/train/test_runs.py."""
 
 import errno
 import logging
@@ -21,7 +21,7 @@ from tapeless.data.prepare import Dataset, fingerprints, open_prepared, prepare,
 from tapeless.errors import DISK_FULL, CheckpointError, ConfigError, WriteError
 from tapeless.interop.generation import FILE as GENERATION
 from tapeless.interop.hf_import import is_hugging_face
-from tapeless.kernels.repeatable import make_repeatable
+from tapeless.kernels.determinism import enable_determinism
 from tapeless.model.build import AnyModel, build_model
 from tapeless.optim.ema import EMA
 from tapeless.train.base import named_base, with_base
@@ -64,7 +64,7 @@ def prepare_process(train: TrainConfig) -> None:
             raise ConfigError(f"threads = {train.threads}, but this machine has {cores}; --threads {cores} at most")
         torch.set_num_threads(train.threads)
     if train.deterministic:
-        make_repeatable()
+        enable_determinism()
 
 
 def make_model(config: AnyModelConfig, train: TrainConfig) -> AnyModel:
@@ -99,8 +99,8 @@ def begin(
     run = RunDir.create(out_dir)
     try:
         prepare_process(train_config)
-        train_config = with_run(resolved(model_config, train_config), run, argv)
-        data = prepare(train_config, model_config.vocab_size, run.path, end=stop_of(train_config))
+        train_config = import_base_model(resolved(model_config, train_config), run, argv)
+        data = prepare(train_config, model_config.vocab_size, run.path, end=eos_ids(train_config))
         named = {"tokenizer_hash": data.tokenizer.fingerprint, "dataset_fingerprint": data.fingerprint}
         if train_config.init_from:
             named |= _inherited(RunDir.open(train_config.init_from), run, adapters=train_config.lora is not None)
@@ -115,7 +115,7 @@ def begin(
     return run, config, data
 
 
-def with_run(train: TrainConfig, run: RunDir, argv: Sequence[str]) -> TrainConfig:
+def import_base_model(train: TrainConfig, run: RunDir, argv: Sequence[str]) -> TrainConfig:
     """init_from names a run from here on: a Hugging Face directory is imported as one, within the new run, which then needs
     the directory no more."""
     if not train.init_from or not is_hugging_face(Path(train.init_from)):
@@ -126,7 +126,7 @@ def with_run(train: TrainConfig, run: RunDir, argv: Sequence[str]) -> TrainConfi
     return replace(train, init_from=str(found.run.path), tokenizer=str(found.run.tokenizer))
 
 
-def stop_of(train: TrainConfig) -> tuple[int, ...]:
+def eos_ids(train: TrainConfig) -> tuple[int, ...]:
     """The token with which the model that a run begins with ends a text, where it has one."""
     return generation_of(RunDir.open(train.init_from)).stop[:1] if train.init_from else ()
 
@@ -204,7 +204,7 @@ class Recorder:
             self.lock.release()
 
 
-def go_on(trainer: Trainer, record: Recorder, *, fallback: bool, on_warning: Warn) -> None:
+def restore_trainer(trainer: Trainer, record: Recorder, *, fallback: bool, on_warning: Warn) -> None:
     """Bring a new trainer to where its run stands: the newest checkpoint, or the beginning where none was written yet. What
     metrics.jsonl has from behind it is dropped, since it will come again."""
     folder = record.run.checkpoints

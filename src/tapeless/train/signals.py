@@ -1,6 +1,6 @@
 """SIGTERM and SIGINT: the first asks for a save and an end, the second ends at once.
 
-A flag is all that a signal sets; the trainer asks for it where it can stop. Judged by: tests/train/test_signals.py."""
+A flag is all that a signal sets; the trainer asks for it where it can stop. Tested by: tests/train/test_signals.py."""
 
 import signal
 from types import FrameType

@@ -1,6 +1,6 @@
 """What a run is, in words: rows of a label and a text, for the display and for `train info`.
 
-Judged by: tests/train/test_display.py, tests/train/test_info.py."""
+Tested by: tests/train/test_display.py, tests/train/test_info.py."""
 
 import re
 import shlex
@@ -136,14 +136,14 @@ def _grouped(group: dict[str, list[str]]) -> str:
 def next_commands(run: Path, ending: str, total_steps: int) -> list[Row]:
     """What to type next, and what for. ending: done, early, or anything else for a run that can go on as it is."""
     path = shlex.quote(str(run))
-    go_on = (f"tapeless train resume {path}", "go on, exactly as if it had never stopped")
+    restore_trainer = (f"tapeless train resume {path}", "go on, exactly as if it had never stopped")
     if ending in ("done", "early"):
-        go_on = (f"tapeless train resume {path} --override max_steps={2 * total_steps}", "train for longer")
+        restore_trainer = (f"tapeless train resume {path} --override max_steps={2 * total_steps}", "train for longer")
     looks = [
         (f"tapeless generate {path} --temperature 0.7", "let it write"),
         (f"tapeless eval {path} --checkpoint best", "on all of the validation text"),
     ]
-    return [*looks, go_on] if ending in ("done", "early") else [go_on, *looks]
+    return [*looks, restore_trainer] if ending in ("done", "early") else [restore_trainer, *looks]
 
 
 def count(number: int, noun: str) -> str:

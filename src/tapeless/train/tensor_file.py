@@ -3,7 +3,7 @@ never stands in memory twice. The package `safetensors` reads them; its own writ
 
     length of the header u64 · header, JSON padded with spaces to a multiple of 8 · the tensors, without gaps
 Names are sorted, so equal tensors are equal bytes.
-Judged by: tests/train/test_written_tensors.py, against `safetensors`."""
+Tested by: tests/train/test_written_tensors.py, against `safetensors`."""
 
 import json
 from collections.abc import Iterator, Mapping

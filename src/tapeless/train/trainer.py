@@ -9,7 +9,7 @@ what is due. A run that is stopped and resumed at a step therefore goes on as if
 is save, evaluate, sample: a checkpoint is on disk before anything that could fail, and whoever resumes from it evaluates and
 samples again. What the disk does not take on the way is a warning, since the weights in memory are worth more than any
 file: the next save that is due tries again. Only the last one must succeed.
-Judged by: tests/train/test_trainer.py, tests/train/test_resume.py."""
+Tested by: tests/train/test_trainer.py, tests/train/test_resume.py."""
 
 import time
 from collections.abc import Callable
@@ -23,7 +23,7 @@ from tapeless.config import Sampling, TrainConfig, seconds
 from tapeless.data.batches import training_batches, validation_batch
 from tapeless.data.files import atomic_write
 from tapeless.data.prepare import Dataset
-from tapeless.errors import ConfigError, IdentityError, NonFiniteError, WriteError
+from tapeless.errors import ConfigError, InvariantError, NonFiniteError, WriteError
 from tapeless.generate.engine import generate
 from tapeless.model.build import AnyModel
 from tapeless.model.trained import checkpointed
@@ -34,8 +34,8 @@ from tapeless.train.documents import document_starts
 from tapeless.train.evaluate import Evaluation, evaluate
 from tapeless.train.graph import graphed_step
 from tapeless.train.guard import SpikeGuard
-from tapeless.train.identities import check_identities
-from tapeless.train.layer_watch import LayerWatch
+from tapeless.train.invariants import check_invariants
+from tapeless.train.layer_stats import LayerStats
 from tapeless.train.nonfinite import explained
 from tapeless.train.plan import default_seq_len, total_steps, warmup_steps
 from tapeless.train.rotation import is_new_best, mark_best, repair_names, rotate
@@ -75,7 +75,7 @@ class Trainer:
         self.ema = ema_of(model, config)
         self._graphed = graphed_step(model, self.optimizer, config)
         self.spikes = SpikeGuard(config.spike_z)
-        self._watch = LayerWatch(model, config.watch_every)
+        self._watch = LayerStats(model, config.layer_stats_every)
         self.steps = self.samples = self.tokens = 0  # taken and seen so far
         self.skipped = 0  # updates, because their loss was a spike
         self.best_val_loss: float | None = None
@@ -110,8 +110,8 @@ class Trainer:
         targets: Tensor,  # (k*B, T) int64
         documents: Tensor | None = None,  # (k*B, T) int64: attention stays inside each
     ) -> StepMetrics:
-        if self.config.paranoid and (self.steps + 1) % self.config.paranoid == 0:
-            check_identities(self.model, tokens, targets, documents, step=self.steps, first_sample=self.samples)
+        if self.config.check_invariants_every and (self.steps + 1) % self.config.check_invariants_every == 0:
+            check_invariants(self.model, tokens, targets, documents, step=self.steps, first_sample=self.samples)
         start = time.perf_counter()
         epoch, lr = self.loader.epoch_of(self.samples), self.learning_rate(self.steps)
         try:
@@ -169,14 +169,14 @@ class Trainer:
         try:
             complete = True
             if self.resumed_from is not None:
-                self._tell("checkpoint", path=f"step-{self.steps:08d}")
-                complete = self._boundary()
+                self._emit("checkpoint", path=f"step-{self.steps:08d}")
+                complete = self._after_step()
             while (ending := self._ending(complete)) is None:
                 self._take_step()
-                complete = self._boundary()
+                complete = self._after_step()
             self.save()
-        except (NonFiniteError, IdentityError) as error:
-            self._tell("guard", error=str(error))
+        except (NonFiniteError, InvariantError) as error:
+            self._emit("guard", error=str(error))
             raise
         return ending
 
@@ -185,9 +185,9 @@ class Trainer:
         if watched:
             self._watch.before()
         metrics = self.step(*self.next_batch())
-        self._tell("step", **metrics._asdict())
+        self._emit("step", **metrics._asdict())
         if watched:
-            self._tell("watch", **self._watch.after(metrics.grad_norm))
+            self._emit("watch", **self._watch.after(metrics.grad_norm))
 
     def _ending(self, complete: bool) -> str | None:
         """Whether and why the run ends here. complete: all that was due at this step has been done."""
@@ -197,7 +197,7 @@ class Trainer:
             return "early"
         return "stopped" if self.stopped() else None
 
-    def _boundary(self) -> bool:
+    def _after_step(self) -> bool:
         """What is due after a step: save, evaluate, sample. False where a stop cut it short: a resume does it again."""
         if self.steps == 0:
             return True
@@ -226,7 +226,7 @@ class Trainer:
             self.evals_without_best += 1
         self.last_eval = self.steps
         beside = {} if average is None else {"ema_val_loss": average.val_loss}
-        self._tell("eval", **found._asdict(), **beside, floor=self.data.floor, best=self.best_val_loss)
+        self._emit("eval", **found._asdict(), **beside, floor=self.data.floor, best=self.best_val_loss)
         return found
 
     def _evaluation(self) -> Evaluation | None:
@@ -262,7 +262,7 @@ class Trainer:
         )
         text = tokenizer.decode([*prompt, *ids])
         self._unless_the_disk_fails(lambda: self._write_sample(text))
-        self._tell("sample", text=text)
+        self._emit("sample", text=text)
         return text
 
     def _write_sample(self, text: str) -> None:
@@ -281,7 +281,7 @@ class Trainer:
             kept = self.optimizer.named_state() | ({} if self.ema is None else {EMA: self.ema.named()})
             path = save_checkpoint(self.run_dir.checkpoints, checkpointed(self.model.params), kept, self._state())
             self._saved = (self.steps, path)
-            self._tell("checkpoint", path=path.name)
+            self._emit("checkpoint", path=path.name)
             rotate(
                 self.run_dir.checkpoints,
                 keep_last=self.config.keep_last,
@@ -353,8 +353,8 @@ class Trainer:
             "base": self.base,
         }
 
-    def _tell(self, event: str, **facts: Any) -> None:
+    def _emit(self, event: str, **facts: Any) -> None:
         self.on_event({"event": event, "step": self.steps, **facts, "time": time.time()})
 
     def _warn(self, text: str, **facts: Any) -> None:
-        self._tell("guard", warning=text, **facts)
+        self._emit("guard", warning=text, **facts)

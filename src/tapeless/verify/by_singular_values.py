@@ -2,7 +2,7 @@
 
 An odd polynomial of a matrix is that polynomial of its singular values, U and V being left as they are. So the iteration is
 five times a formula of numbers here, and what it aims at, the orthogonal factor, is U V'.
-Judged by: tests/optim/test_muon.py."""
+Tested by: tests/optim/test_muon.py."""
 
 from collections.abc import Sequence
 

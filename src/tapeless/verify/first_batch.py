@@ -5,7 +5,7 @@ gradient in the run's own dtype, on its own device and with its own ops, is held
 adds up to depends on depth and weights. So ops other than the reference's are measured by the reference in the same dtype:
 their error may be a few times its error, no more. A model above CHECKED parameters is judged by its architecture instead: the
 same two halves at fixture sizes.
-Judged by: tests/verify/test_first_batch.py."""
+Tested by: tests/verify/test_first_batch.py."""
 
 from collections.abc import Iterator
 from typing import Any

@@ -6,7 +6,7 @@
     L4       training in float32 and bfloat16 beside autograd and torch.optim in float64
     L5       every recompute policy, repetition, other work in between, micro-batches, resume
     L6       causality, documents, kv_cache, order of the batch, padding, identities, in float32
-Judged by: tests/verify/test_kernel_levels.py."""
+Tested by: tests/verify/test_kernel_levels.py."""
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain

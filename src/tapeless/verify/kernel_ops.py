@@ -4,7 +4,7 @@ a difference quotient means anything, so it is judged by the float64 of the twin
     L0   the adjoint test in float32
     L1   float32 at the fixture's sizes, at one position and at odd sizes; bfloat16 by its own bound, and by the reference op's
          error in bfloat16: at most a small multiple of it; and the promises of ops/op.py in both
-Judged by: tests/verify/test_kernel_levels.py."""
+Tested by: tests/verify/test_kernel_levels.py."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace

@@ -2,7 +2,7 @@
 
 Buffers longer than a kernel's pieces and not a multiple of them, parameters that decay beside such that do not, a factor of
 clipping, several steps. Where a set can be captured in a graph, a factor that is NaN must leave every bit as it was.
-Judged by: tests/verify/test_kernel_update.py."""
+Tested by: tests/verify/test_kernel_update.py."""
 
 import math
 from collections.abc import Iterator

@@ -2,7 +2,7 @@
 
 Numbers and titles are those of docs/verification.md; a letter tells variants of one title apart. X: risks of this code base
 that the list does not name. Nearly all leave the forward and the loss as they are, for a bug there shows by itself.
-Judged by: tests/verify/test_mutants.py."""
+Tested by: tests/verify/test_mutants.py."""
 
 from pathlib import Path
 from typing import NamedTuple

@@ -2,7 +2,7 @@
 
 A level that passes on a wrong gradient is a defect of the level. A mutant that one level alone sees hangs on a single thread,
 so at least 95 % must be seen by two.
-Judged by: tests/verify/test_mutants.py."""
+Tested by: tests/verify/test_mutants.py."""
 
 import contextlib
 import os

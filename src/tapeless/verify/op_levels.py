@@ -3,7 +3,7 @@
 L0 judges the linear pieces by the adjoint test. L1 judges all of them: the values by the twin, the gradients by complex step,
 central differences and autograd of the twin in float64, the same in float32 and bfloat16 against that truth, and whether
 a second backward adds to the parameters' gradients.
-Judged by: tests/verify/test_op_levels.py."""
+Tested by: tests/verify/test_op_levels.py."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator

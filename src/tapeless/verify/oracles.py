@@ -9,7 +9,7 @@ along v is <gradient, v>.
     central difference (f(x + h v) - f(x - h v)) / 2h          error h^2, h^4, … : extrapolated to h = 0
     Taylor remainder   |f(x + h v) - f(x) - h <g, v>|          falls like h^2 under a right gradient, like h under a wrong one
     autograd           of an independent formula               the only one that gives every element
-Judged by: tests/verify/test_oracles.py."""
+Tested by: tests/verify/test_oracles.py."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping

@@ -7,7 +7,7 @@
     strides                 activations and upstream gradients may be views
     NaN                     one in any input reaches an output, and one in any upstream gradient a gradient
     saved names             a field that bears the name of an activation or an output is that tensor; no parameter is saved
-Judged by: tests/verify/test_null_checks_ops.py."""
+Tested by: tests/verify/test_null_checks_ops.py."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any

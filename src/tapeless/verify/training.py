@@ -4,7 +4,7 @@ There it is autograd of the twin on the whole batch at once, torch.optim with tw
 here the Trainer, micro-batches and all. What is compared is where the weights went: the gap is divided by the movement, since
 beside the weights themselves even a step in the wrong direction is small.
 Two parts of L5 live here as well: a step does not feel how its batch is cut, nor a run that it was stopped and resumed.
-Judged by: tests/verify/test_training.py."""
+Tested by: tests/verify/test_training.py."""
 
 import math
 import tempfile

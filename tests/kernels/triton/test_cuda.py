@@ -19,8 +19,8 @@ from tapeless.model.transformer import Transformer
 from tapeless.ops.attention import ATTENTION
 from tapeless.optim.ema import Ema, decay_at
 from tapeless.train.graph import GraphedStep, graphed_step
-from tapeless.train.identities import check_identities
-from tapeless.train.layer_watch import LayerWatch
+from tapeless.train.invariants import check_invariants
+from tapeless.train.layer_stats import LayerStats
 from tapeless.train.step import optimizer_of, train_step
 from tapeless.verify.finding import distance
 from tapeless.verify.fixtures import Setting
@@ -134,7 +134,7 @@ def test_a_replay_skips_a_spike_without_being_captured_again():
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_identities_hold(dtype: str):
     model = Transformer(CONFIG, device="cuda", dtype=dtype)
-    check_identities(model, *torch.randint(512, (2, 4, 64), device="cuda"), step=0, first_sample=0)
+    check_invariants(model, *torch.randint(512, (2, 4, 64), device="cuda"), step=0, first_sample=0)
 
 
 def test_a_replay_leaves_what_a_look_at_the_layers_needs():
@@ -142,7 +142,7 @@ def test_a_replay_leaves_what_a_look_at_the_layers_needs():
     for grad_clip in (0.0, 0.05):
         model = Transformer(CONFIG, device="cuda", dtype="bfloat16")
         train = TrainConfig(device="cuda", dtype="bfloat16", grad_clip=grad_clip)
-        step, look = graphed_step(model, optimizer_of(model, train), train), LayerWatch(model, 1)
+        step, look = graphed_step(model, optimizer_of(model, train), train), LayerStats(model, 1)
         assert step is not None
         for i in range(4):
             tokens, before = torch.randint(512, (8, 64), device="cuda"), model.store.flat.clone()

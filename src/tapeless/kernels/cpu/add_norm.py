@@ -4,7 +4,7 @@
     n = (s - m) r w + b
 Backward: ops/rms_norm.py, ops/layer_norm.py and ops/add_norm.py. dw and db are summed over PARTS stretches of rows, then over
 the stretches, so that the sum does not depend on the number of threads.
-Judged by: tests/kernels/test_cpu.py."""
+Tested by: tests/kernels/test_cpu.py."""
 
 from functools import partial
 from math import sqrt

@@ -7,7 +7,7 @@ each head of keys, the same blocks with p made again from lse:
 sum_s(dp p) is taken from the very p and dp that it is subtracted from, not from do and o: where a softmax is nearly one-hot the
 two almost cancel, and the rounding of o would be most of what is left. One thread works on one head, so a sum has one order,
 however many threads there are.
-Judged by: tests/kernels/test_cpu.py."""
+Tested by: tests/kernels/test_cpu.py."""
 
 import math
 from functools import partial

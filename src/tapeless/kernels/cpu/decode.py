@@ -3,7 +3,7 @@
 A token is one row, so a product is a matrix times a vector and costs as much as reading the matrix; what is left is the price
 of calling ops one by one, which here is paid once a token instead of ten times a layer. The parameters are read where they lie,
 from the flat buffer by a table of offsets. Activations stay in float32 from the embedding to the logits.
-Same formulas, same order as model/block.py. Judged by: tests/kernels/test_cpu.py."""
+Same formulas, same order as model/block.py. Tested by: tests/kernels/test_cpu.py."""
 
 import math
 from collections.abc import Callable, Mapping

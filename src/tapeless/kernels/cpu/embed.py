@@ -2,7 +2,7 @@
 
 Backward: each thread owns a stretch of the columns and walks all tokens in their order, so that a token that stands in several
 places needs no lock and its sum has one order.
-Judged by: tests/kernels/test_cpu.py."""
+Tested by: tests/kernels/test_cpu.py."""
 
 from functools import partial
 

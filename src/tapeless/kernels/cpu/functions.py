@@ -2,7 +2,7 @@
 
     e^x = 2^n e^r      n = round(x / ln 2)      r = x - n ln 2, |r| <= 0.35, in two parts so that nothing is cancelled away
     e^r = 1 + r + r^2 g(r), g interpolated at Chebyshev's points by a polynomial of degree 4: 1e-8 off, less than a rounding
-Judged by: tests/kernels/cpu/test_functions.py."""
+Tested by: tests/kernels/cpu/test_functions.py."""
 
 from typing import Any
 

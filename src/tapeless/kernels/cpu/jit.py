@@ -11,7 +11,7 @@
 - Threads. Numba and torch each bring a pool of threads, and a pool that has just worked spins for a while before it sleeps, in
   the way of the other's. Both are GNU's OpenMP: shown torch's copy first, Numba's kernels run on torch's own threads.
 - bfloat16. Numba does not know it; it is uint16 there, the upper half of a float32.
-Judged by: tests/kernels/cpu/test_cached.py, tests/kernels/test_cpu.py."""
+Tested by: tests/kernels/cpu/test_cached.py, tests/kernels/test_cpu.py."""
 
 import ctypes
 import hashlib

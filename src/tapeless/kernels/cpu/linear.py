@@ -2,7 +2,7 @@
 
 In float32 torch adds the weights' gradient to its place within the product. In bfloat16 the product is rounded to bfloat16
 first (torch has none with a float32 result here), a stretch of rows at a time, so that it is in the cache when it is added.
-Judged by: tests/kernels/test_cpu.py."""
+Tested by: tests/kernels/test_cpu.py."""
 
 from functools import partial
 

@@ -2,7 +2,7 @@
 
 Formulas: ops/cross_entropy.py. `both` runs forward and backward together: the logits of a block are computed once, and while
 they are there become the loss, dlogits, dx and dw. Apart from each other, backward computes the logits again.
-Judged by: tests/kernels/test_cpu.py."""
+Tested by: tests/kernels/test_cpu.py."""
 
 import math
 from collections.abc import Iterator

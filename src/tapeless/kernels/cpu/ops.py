@@ -41,7 +41,7 @@ def cpu_ops() -> OpSet:
     )
     return replace(
         ops,
-        overwriting=replace(
+        non_accumulating=replace(
             ops,
             linear=linear(ws, overwrite=True),
             ffn_down=MappingProxyType(ffn_down(ws, overwrite=True)),

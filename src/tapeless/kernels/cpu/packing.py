@@ -6,7 +6,7 @@ alike, and what is missing in them is zero. In words
     right                       k runs down the rows of x: two rows are interleaved
     scores_left                 k runs along a row of the scores: they are rounded to bfloat16
     scores_transposed           k runs down the rows of the scores: they are rounded, and two rows interleaved
-Judged by: tests/kernels/test_cpu.py."""
+Tested by: tests/kernels/test_cpu.py."""
 
 from typing import Any
 

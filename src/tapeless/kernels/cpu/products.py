@@ -4,7 +4,7 @@ torch gives products in float32 to MKL, and in bfloat16 to oneDNN. On AMD's CPUs
 by a tenth to a half where weights are multiplied, though not for their gradients (docs/log.md). Its one door, made for torch's
 compiler, returns a new tensor; to copy that costs less than is gained.
 Which library it is depends on the machine and the shapes alone, so that a machine repeats its bits.
-Judged by: tests/kernels/cpu/test_products.py."""
+Tested by: tests/kernels/cpu/test_products.py."""
 
 import llvmlite.binding as llvm
 import torch

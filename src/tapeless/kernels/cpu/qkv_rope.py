@@ -1,7 +1,7 @@
 """From the fused q, k, v product to the heads that attention reads, one pass each way: split, QK-norm, rotation.
 
 Formulas: ops/qkv_rope.py. A unit of work is a stretch of tokens with all their heads.
-Judged by: tests/kernels/test_cpu.py."""
+Tested by: tests/kernels/test_cpu.py."""
 
 from functools import lru_cache, partial
 from math import sqrt

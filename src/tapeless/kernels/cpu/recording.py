@@ -5,7 +5,7 @@ the work itself. While a pass is recorded it runs as ever, and every call that c
 products by `launch`, whatever else torch computes by torch's own dispatcher. What numpy computes between calls, and what Python
 reads out of a tensor by way of numpy, nobody sees: ops must do neither.
 The buffers that a recording writes are its own from then on; those lent out in turn during the pass are written in turn again.
-Judged by: tests/kernels/cpu/test_recording.py."""
+Tested by: tests/kernels/cpu/test_recording.py."""
 
 import threading
 from collections.abc import Callable
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from tapeless.kernels.dispatch import Onlooker, computes, writes
+from tapeless.kernels.dispatch import DispatchObserver, computes, writes
 from tapeless.kernels.workspace import LARGEST_RECORDING, NUMPY, Workspace
 from tapeless.ops.op import Recording
 
@@ -39,7 +39,7 @@ def launch(function: Callable[..., Result], *args: Any, **options: Any) -> Resul
     return _current.recorder.launched(function, args, options)
 
 
-class Recorder(Onlooker):
+class Recorder(DispatchObserver):
     """While it lasts, keeps every call that computes, until there is an obstacle to it."""
 
     def __init__(self, ws: Workspace):

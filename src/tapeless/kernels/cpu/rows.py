@@ -3,7 +3,7 @@
 Rows are short and their ends lie anywhere; left to itself LLVM takes what does not fill a vector element by element, which
 costs more than the rest of the row. Here a row is padded to whole vectors, and what is not visible is masked.
 Numba's own maximum minds NaN and is therefore computed one by one; this one does not, and its callers see a NaN otherwise.
-Judged by: tests/kernels/cpu/test_rows.py."""
+Tested by: tests/kernels/cpu/test_rows.py."""
 
 from collections.abc import Callable, Sequence
 from typing import Any

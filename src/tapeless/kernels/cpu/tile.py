@@ -6,7 +6,7 @@ this shape by itself. a is read number by number, so it may be transposed; b and
 of ROWS and N of WIDTH: the callers' buffers are padded.
 a and b are float32, or words of two bfloat16 that are neighbours along k: some processors multiply such pairs in one
 instruction, twice as fast. K then counts words.
-Judged by: tests/kernels/cpu/test_tile.py."""
+Tested by: tests/kernels/cpu/test_tile.py."""
 
 from typing import Any
 

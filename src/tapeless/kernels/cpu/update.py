@@ -2,7 +2,7 @@
 
 Formulas: optim/adam.py and optim/clip.py. One pass reads p, g, m and v, and writes p, m, v and the copy that products read; the
 clipping factor and the decay are multiplied in on the way.
-Judged by: tests/kernels/cpu/test_update.py."""
+Tested by: tests/kernels/cpu/test_update.py."""
 
 from math import sqrt
 

@@ -5,7 +5,7 @@
 Backward: ops/rms_norm.py, ops/layer_norm.py and ops/add_norm.py. A program holds whole rows. Going back, each of up to PARTS
 programs walks over its share of the rows with a running sum of dw and db, and a second kernel adds the programs' sums in
 their order: the same bits every time.
-Judged by: tests/kernels/triton/test_triton.py."""
+Tested by: tests/kernels/triton/test_triton.py."""
 
 from functools import partial
 from typing import Any

@@ -3,7 +3,7 @@
 Formulas: ops/attention.py. A block of queries goes over the keys it sees with a running maximum. Backward makes p again from
 lse. sum_s(dp p) is taken from the very p and dp that it is subtracted from, in a first walk over the keys: where a softmax is
 nearly one-hot the two almost cancel. Each program has rows of its own to write, so the bits are always the same.
-Judged by: tests/kernels/triton/test_triton.py."""
+Tested by: tests/kernels/triton/test_triton.py."""
 
 import math
 

@@ -2,7 +2,7 @@
 
 Backward sorts the tokens, so that the places of one token stand side by side, in their order: the program at the first of them
 adds up all, and nobody else writes to that row. The same bits every time, without atomic sums.
-Judged by: tests/kernels/triton/test_triton.py."""
+Tested by: tests/kernels/triton/test_triton.py."""
 
 import torch
 import triton

@@ -2,7 +2,7 @@
 
 Formulas: ops/ffn_down.py, ops/ffn_gate.py and ops/pointwise.py. Backward makes f and f' together, from one exponential; in the
 same pass dh turns into h where it lies, which the weights' gradient is made of.
-Judged by: tests/kernels/triton/test_triton.py."""
+Tested by: tests/kernels/triton/test_triton.py."""
 
 from functools import partial
 from typing import Any

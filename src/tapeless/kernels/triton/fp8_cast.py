@@ -9,7 +9,7 @@ No scale depends on another step: nothing has to be kept, and a resumed run comp
 The tensor cores read both operands along the summed index. x (N, I) and w (O, I) lie so for y = x w'; dx = dy w wants w in
 columns, and dw = dy' x wants dy and x in columns. From rows with scales of their own to columns under one scale, the largest
 of them, values only move their exponents again. NaN stays NaN, and an infinity becomes one.
-Judged by: tests/kernels/triton/test_fp8.py."""
+Tested by: tests/kernels/triton/test_fp8.py."""
 
 from functools import lru_cache
 from typing import NamedTuple

@@ -3,7 +3,7 @@
 Forward writes h in rows of e4m3 alone, a program for whole rows. Backward goes over tiles: from dh and gate_up it makes
 h in columns, which dw is made of, and dgate_up in both orders, which the linear map before it takes as it is. Nothing of
 the feed-forward layer's width is written in sixteen bits but dh.
-Formulas: ops/ffn_down.py, ops/ffn_gate.py. Judged by: tests/kernels/triton/test_fp8.py."""
+Formulas: ops/ffn_down.py, ops/ffn_gate.py. Tested by: tests/kernels/triton/test_fp8.py."""
 
 from functools import partial
 from typing import NamedTuple

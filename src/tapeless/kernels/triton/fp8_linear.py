@@ -2,7 +2,7 @@
 
 Sums over features are the tensor cores' own, some bits short of float32; those over tokens, many more of them, are in full.
 Sizes that are no multiple of 16, which the library asks for, go to linear.py; so do the few rows of a decoding step.
-Formulas: ops/linear.py. Judged by: tests/kernels/triton/test_fp8.py."""
+Formulas: ops/linear.py. Tested by: tests/kernels/triton/test_fp8.py."""
 
 from functools import partial
 from typing import NamedTuple

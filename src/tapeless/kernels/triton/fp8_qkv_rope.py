@@ -2,7 +2,7 @@
 
 A program turns one head of some rows, so that what it holds can be written by columns too. Heads with a norm of their own go
 to qkv_rope.py, and the linear map before them makes eight bits of what comes out.
-Formulas: ops/qkv_rope.py. Judged by: tests/kernels/triton/test_fp8.py."""
+Formulas: ops/qkv_rope.py. Tested by: tests/kernels/triton/test_fp8.py."""
 
 from functools import partial
 

@@ -4,7 +4,7 @@ cuDNN's where it runs, else flash; both need bfloat16, as many keys as queries, 
 at the first call for each shape, and said. Where repeatable bits were asked of torch
 (torch.use_deterministic_algorithms), it is flash, whose backward then has a fixed order; everything else, and every shape that
 neither takes, goes to attention.py.
-Judged by: tests/kernels/triton/test_cuda.py."""
+Tested by: tests/kernels/triton/test_cuda.py."""
 
 import logging
 from typing import Any, NamedTuple

@@ -1,5 +1,5 @@
 """Linear map: the library's products, the weights' gradient added to its place in float32 within the product.
-Formulas: ops/linear.py. Judged by: tests/kernels/triton/test_triton.py."""
+Formulas: ops/linear.py. Tested by: tests/kernels/triton/test_triton.py."""
 
 from functools import partial
 

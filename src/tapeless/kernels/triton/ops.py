@@ -36,7 +36,7 @@ def triton_ops() -> OpSet:
     )
     return replace(
         ops,
-        overwriting=replace(
+        non_accumulating=replace(
             ops,
             linear=linear(overwrite=True),
             ffn_down=MappingProxyType(ffn_down(overwrite=True)),
@@ -48,15 +48,15 @@ def triton_ops() -> OpSet:
 def fp8_ops() -> OpSet:
     """The four matrices of every block in eight bits. The head stays in sixteen: its logits are where rounding is seen."""
     ops, qkv_rope = triton_ops(), fp8_qkv_rope()
-    assert ops.overwriting is not None
+    assert ops.non_accumulating is not None
     return replace(
         ops,
         name="triton-fp8",
         qkv_rope=qkv_rope,
         linear=fp8_linear(),
         ffn_down=MappingProxyType(fp8_ffn_down()),
-        overwriting=replace(
-            ops.overwriting,
+        non_accumulating=replace(
+            ops.non_accumulating,
             name="triton-fp8",
             qkv_rope=qkv_rope,
             linear=fp8_linear(overwrite=True),

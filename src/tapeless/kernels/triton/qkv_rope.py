@@ -3,7 +3,7 @@
 A program holds the heads of q, of k or of v of some rows, cut into their lower and upper halves, which turn together. q, k and
 v come to lie in one buffer (B, T, H+2G, D), and attention reads them with strides. The gradient of the norms' weights is summed
 by the programs each for themselves, then over programs in their order.
-Judged by: tests/kernels/triton/test_triton.py."""
+Tested by: tests/kernels/triton/test_triton.py."""
 
 from functools import partial
 

@@ -3,7 +3,7 @@
 Formulas: optim/adam.py and optim/clip.py. One pass reads p, g, m and v, and writes p, m, v and the copy that products read.
 What changes from step to step (learning rate, corrections, the factor of clipping) is read from the device's memory, so that a
 graph can be captured once; a factor that is NaN says that nothing is to be updated.
-Judged by: tests/kernels/triton/test_triton.py."""
+Tested by: tests/kernels/triton/test_triton.py."""
 
 import torch
 import triton

@@ -11,8 +11,8 @@ from run_fixtures import MODEL, begin_run, config, dataset, events, final_bytes,
 from tapeless.config import ModelConfig, SimpleLMConfig, TrainConfig
 from tapeless.model.build import build_model
 from tapeless.model.transformer import Transformer
-from tapeless.train import layer_watch
-from tapeless.train.layer_watch import LayerWatch, group_of, part_of
+from tapeless.train import layer_stats
+from tapeless.train.layer_stats import LayerStats, group_of, part_of
 from tapeless.train.trainer import Trainer
 
 GROUPS = ["embed", "blocks.0.attn", "blocks.0.ffn", "blocks.1.attn", "blocks.1.ffn", "final_norm", "head"]
@@ -20,7 +20,7 @@ GROUPS = ["embed", "blocks.0.attn", "blocks.0.ffn", "blocks.1.attn", "blocks.1.f
 
 def watched(trainer: Trainer) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
     """What a look at the next step says, and the weights before it."""
-    look, before = LayerWatch(trainer.model, 1), {name: w.clone() for name, w in trainer.model.params.items()}
+    look, before = LayerStats(trainer.model, 1), {name: w.clone() for name, w in trainer.model.params.items()}
     look.before()
     metrics = trainer.step(*trainer.next_batch())
     found = look.after(metrics.grad_norm)
@@ -64,7 +64,7 @@ def test_a_simplelm_has_its_own_groups(tmp_path: Path):
 
 def test_a_large_matrix_is_judged_by_some_of_its_elements(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """An embedding most of whose rows no token of the batch names: the rows' own ratios differ by orders of magnitude."""
-    monkeypatch.setattr(layer_watch, "SAMPLED", 2**11)
+    monkeypatch.setattr(layer_stats, "SAMPLED", 2**11)
     wide = ModelConfig(vocab_size=256, hidden_dim=64, num_layers=1, num_heads=2, intermediate_dim=96, max_seq_len=8)
     trainer = Trainer(Transformer(wide), config(), dataset(tmp_path))
     part = part_of(trainer.model.params["embed.w"])
@@ -81,12 +81,12 @@ def test_a_large_matrix_is_judged_by_some_of_its_elements(tmp_path: Path, monkey
     [(0, []), (1, [*range(1, 21)]), (5, [1, 2, 4, 5, 10, 15, 20]), (8, [1, 2, 4, 8, 16]), (100, [1, 2, 4, 8, 16])],
 )
 def test_when(every: int, steps: list[int]):
-    look = LayerWatch(Transformer(MODEL), every)
+    look = LayerStats(Transformer(MODEL), every)
     assert [step for step in range(1, 21) if look.due(step)] == steps
 
 
 def test_it_changes_no_bit(tmp_path: Path):
-    runs = [begin_run(tmp_path / f"every-{n}", config(watch_every=n, grad_clip=0.5)) for n in (0, 1)]
+    runs = [begin_run(tmp_path / f"every-{n}", config(layer_stats_every=n, grad_clip=0.5)) for n in (0, 1)]
     for run in runs:
         play(run)
     assert final_bytes(runs[0]) == final_bytes(runs[1])
@@ -95,7 +95,7 @@ def test_it_changes_no_bit(tmp_path: Path):
 
 
 def test_a_resumed_run_looks_where_the_unbroken_one_did(tmp_path: Path):
-    unbroken, broken = (begin_run(tmp_path / name, config(watch_every=5)) for name in ("unbroken", "broken"))
+    unbroken, broken = (begin_run(tmp_path / name, config(layer_stats_every=5)) for name in ("unbroken", "broken"))
     play(unbroken)
     for stop in (4, 5, 9):
         play(broken, resume=stop > 4, stopped=lambda trainer, stop=stop: trainer.steps >= stop)
@@ -105,4 +105,4 @@ def test_a_resumed_run_looks_where_the_unbroken_one_did(tmp_path: Path):
 
 
 def test_a_default_run_is_watched():
-    assert TrainConfig().watch_every == 50
+    assert TrainConfig().layer_stats_every == 50

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from report_fixtures import GROUPS, course, empty_run, eval_event, loss_at, step_event, story_of, told_run, watch_event
 
-from tapeless.report.story import SAMPLES, Story
+from tapeless.report.history import SAMPLES, RunHistory
 
 
 def test_a_short_run_is_told_step_by_step(tmp_path: Path):
@@ -25,7 +25,7 @@ def test_a_short_run_is_told_step_by_step(tmp_path: Path):
 
 
 def test_the_clip_rate_is_the_share_of_clipped_steps(tmp_path: Path):
-    story = Story(empty_run(tmp_path / "run", grad_clip=1.0))
+    story = RunHistory(empty_run(tmp_path / "run", grad_clip=1.0))
     for step in range(1, 41):
         story.take(step_event(step, grad_norm=1.5 if step <= 5 or step > 30 else 1.0))
     rate = story.data()["clip_rate"]
@@ -36,15 +36,15 @@ def test_the_clip_rate_is_the_share_of_clipped_steps(tmp_path: Path):
 def test_reading_again_tells_the_same(tmp_path: Path):
     """What a resume reads from metrics.jsonl, and what was told event by event."""
     run = told_run(tmp_path / "run", 1500)
-    story = Story(run)
+    story = RunHistory(run)
     for event in course(1500):
         story.take(event)
-    assert Story.of(run).data() == story.data()
-    assert Story.of(run).samples == story.samples
+    assert RunHistory.of(run).data() == story.data()
+    assert RunHistory.of(run).samples == story.samples
 
 
 def test_samples_from_first_to_last(tmp_path: Path):
-    story = Story(empty_run(tmp_path / "run"))
+    story = RunHistory(empty_run(tmp_path / "run"))
     for step in range(1, 1001):
         story.take({"event": "sample", "step": step, "text": "x" * 5000})
         kept = [s for s, _ in story.samples]
@@ -58,7 +58,7 @@ def test_samples_from_first_to_last(tmp_path: Path):
 
 def test_numbers_that_are_none(tmp_path: Path):
     """metrics.jsonl has them as text."""
-    story = Story(empty_run(tmp_path / "run"))
+    story = RunHistory(empty_run(tmp_path / "run"))
     story.take(step_event(1))
     story.take(watch_event(1, grad_norm={"embed": "NaN"}, update_ratio={"embed": "Infinity"}))
     story.take(eval_event(1, 3.0))
@@ -71,7 +71,7 @@ def test_numbers_that_are_none(tmp_path: Path):
 
 
 def test_how_it_ended(tmp_path: Path):
-    story = Story(empty_run(tmp_path / "run"))
+    story = RunHistory(empty_run(tmp_path / "run"))
     assert story.ending is None
     story.take({"event": "end", "step": 3, "reason": "stopped"})
     assert story.ending == "stopped"
@@ -85,5 +85,5 @@ def test_how_it_ended(tmp_path: Path):
 
 
 def test_a_run_that_never_began(tmp_path: Path):
-    data = Story.of(empty_run(tmp_path / "run")).data()
+    data = RunHistory.of(empty_run(tmp_path / "run")).data()
     assert data["steps"]["step"] == data["evals"]["step"] == data["layers"]["step"] == []

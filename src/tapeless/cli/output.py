@@ -1,7 +1,7 @@
 """An output that rather loses words than a training: `tapeless train new > log` on a disk that fills up goes on in silence.
 
 A reader that has left (BrokenPipeError) is no failing disk, and ends the command as it always does.
-Judged by: tests/faults/test_failing_writes.py."""
+Tested by: tests/faults/test_failing_writes.py."""
 
 import os
 import sys
@@ -10,7 +10,7 @@ from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from typing import Any
 
 
-class Patient:
+class IgnoreWriteErrors:
     """A stream whose failures are nobody's business; for the rest it is the stream."""
 
     def __init__(self, stream: Any):
@@ -36,9 +36,9 @@ class Patient:
 
 
 @contextmanager
-def patient_output() -> Iterator[None]:
+def ignore_write_errors() -> Iterator[None]:
     streams: list[Any] = [sys.stdout, sys.stderr]
-    with redirect_stdout(Patient(sys.stdout)), redirect_stderr(Patient(sys.stderr)):
+    with redirect_stdout(IgnoreWriteErrors(sys.stdout)), redirect_stderr(IgnoreWriteErrors(sys.stderr)):
         yield
     for stream in streams:
         try:

@@ -1,4 +1,4 @@
-"""Identities that hold for every right model, whatever its weights: sampled while it trains (`--paranoid N`).
+"""Identities that hold for every right model, whatever its weights: sampled while it trains (`--check-invariants-every N`).
 
     linear + cross-entropy   a column of dlogits sums to 0 over V, hence sum_v dw = 0; ignored targets have dx = 0 exactly
     RMSNorm, LayerNorm       <x, dx> = 0 but for eps; LayerNorm also sum dx = 0
@@ -7,7 +7,7 @@
     causality                logits do not see later tokens, nor other documents that are kept apart, bit for bit
 They need no oracle and no second model, only one more pass over a few rows of the batch, beside the step: what is trained is
 the same bit for bit. A wrong kernel, a wrong build or memory that has gone bad does not keep them.
-Judged by: tests/train/test_identities.py."""
+Tested by: tests/train/test_invariants.py."""
 
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tapeless.errors import IdentityError
+from tapeless.errors import InvariantError
 from tapeless.model.build import AnyModel
 from tapeless.model.transformer import Transformer
 from tapeless.model.watch import HEAD, Seen, watched
@@ -41,7 +41,7 @@ class Checked(NamedTuple):
     bound: float
 
 
-def check_identities(
+def check_invariants(
     model: AnyModel,
     tokens: Tensor,  # (B, T) int64
     targets: Tensor,  # (B, T) int64
@@ -54,7 +54,7 @@ def check_identities(
     checked = identities(model, tokens, targets, documents, step=step, first_sample=first_sample)
     bad = next((v for v in checked if not v.error <= v.bound), None)
     if bad is not None:
-        raise IdentityError(
+        raise InvariantError(
             f"step {step + 1}: {bad.identity} does not hold in {bad.layer}: error {bad.error:.1e}, bound {bad.bound:.0e}; "
             "nothing was updated; run tapeless gradcheck on the model, or try --ops reference"
         )

@@ -14,11 +14,11 @@ from torch import Tensor
 
 from tapeless.cli.main import main
 from tapeless.config import ModelConfig, SimpleLMConfig
-from tapeless.errors import IdentityError
+from tapeless.errors import InvariantError
 from tapeless.model.build import build_model
 from tapeless.model.transformer import Transformer
 from tapeless.ops.op import Op, OpSet
-from tapeless.train.identities import check_identities, identities
+from tapeless.train.invariants import check_invariants, identities
 from tapeless.train.trainer import Trainer
 
 V, T = 19, 6
@@ -56,23 +56,23 @@ def test_a_healthy_model_keeps_them(name: str, dtype: str):
 
 
 def test_so_do_the_kernels():
-    check_identities(made(RMS, ops="cpu"), *batch(), step=0, first_sample=0)
+    check_invariants(made(RMS, ops="cpu"), *batch(), step=0, first_sample=0)
 
 
 @pytest.mark.parametrize("ops", ["reference", "cpu"])
 def test_documents_that_are_kept_apart_do_not_see_each_other(ops: str):
     model, (tokens, targets) = made(RMS, ops=ops), batch()
     documents = (torch.arange(tokens.shape[1]) // 3).expand_as(tokens)
-    check_identities(model, tokens, targets, documents, step=0, first_sample=0)
+    check_invariants(model, tokens, targets, documents, step=0, first_sample=0)
     attention = model.ops.attention
     model.ops = replace(model.ops, attention=Op(lambda q, k, v, documents: attention.forward(q, k, v), attention.backward))
-    with pytest.raises(IdentityError, match="logits do not see other documents"):
-        check_identities(model, tokens, targets, documents, step=0, first_sample=0)
+    with pytest.raises(InvariantError, match="logits do not see other documents"):
+        check_invariants(model, tokens, targets, documents, step=0, first_sample=0)
 
 
 def test_so_does_a_model_without_attention():
     model = build_model(SimpleLMConfig(vocab_size=V, hidden_dim=8, intermediate_dim=12))
-    check_identities(model, *batch(), step=0, first_sample=0)
+    check_invariants(model, *batch(), step=0, first_sample=0)
     healthy = model.forward_backward
 
     def scattered(*args: Any, **options: Any) -> Tensor:
@@ -81,8 +81,8 @@ def test_so_does_a_model_without_attention():
         return loss
 
     model.forward_backward = scattered  # type: ignore[method-assign]
-    with pytest.raises(IdentityError, match="unused rows have no gradient"):
-        check_identities(model, *batch(), step=0, first_sample=0)
+    with pytest.raises(InvariantError, match="unused rows have no gradient"):
+        check_invariants(model, *batch(), step=0, first_sample=0)
 
 
 def altered(op: Op, forward: Callable[..., Any] | None = None, backward: Callable[..., Any] | None = None) -> Op:
@@ -163,12 +163,14 @@ def test_a_broken_op_is_found(fault: str):
     config, says = FAULTS[fault]
     model = made(config, ops="reference")
     model.ops = broken(model.ops, fault)
-    with pytest.raises(IdentityError, match=rf"^step 8: .*{says}.*nothing was updated"):
-        check_identities(model, *batch(), step=7, first_sample=0)
+    with pytest.raises(InvariantError, match=rf"^step 8: .*{says}.*nothing was updated"):
+        check_invariants(model, *batch(), step=7, first_sample=0)
 
 
 def test_looking_changes_nothing(tmp_path: Path):
-    plain, looked_at = (begin_run(tmp_path / name, config(paranoid=n, grad_accum=2)) for name, n in (("a", 0), ("b", 3)))
+    plain, looked_at = (
+        begin_run(tmp_path / name, config(check_invariants_every=n, grad_accum=2)) for name, n in (("a", 0), ("b", 3))
+    )
     for run in (plain, looked_at):
         play(run)
     assert final_bytes(plain) == final_bytes(looked_at)
@@ -177,14 +179,14 @@ def test_looking_changes_nothing(tmp_path: Path):
 
 def test_it_is_looked_at_every_n_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     steps: list[int] = []
-    monkeypatch.setattr("tapeless.train.trainer.check_identities", lambda *a, step, **o: steps.append(step + 1))
-    Trainer(build_model(SMALL), config(paranoid=5), dataset(tmp_path)).run()
+    monkeypatch.setattr("tapeless.train.trainer.check_invariants", lambda *a, step, **o: steps.append(step + 1))
+    Trainer(build_model(SMALL), config(check_invariants_every=5), dataset(tmp_path)).run()
     assert steps == [5, 10]
 
 
 def test_the_command_ends_with_3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     run = begin_run(tmp_path / "run", config())
-    monkeypatch.setattr("tapeless.train.identities.IDENTITY", {"float32": -math.inf})
-    assert main(["train", "resume", str(run.path), "--override", "paranoid=4"]) == 3
+    monkeypatch.setattr("tapeless.train.invariants.IDENTITY", {"float32": -math.inf})
+    assert main(["train", "resume", str(run.path), "--override", "check_invariants_every=4"]) == 3
     assert capsys.readouterr().err.splitlines()[-1].startswith("error[IDENTITY]: step 4: ")
     assert [event["step"] for event in events(run, ["step"])] == [1, 2, 3]

@@ -2,7 +2,7 @@
 
     available = min(MemAvailable, limit - used of every control group above this process)
 Page cache that a group can drop counts as free, as MemAvailable has it too. Where a system does not tell, all of it counts.
-Judged by: tests/train/test_room.py."""
+Tested by: tests/train/test_resources.py."""
 
 import os
 import shutil

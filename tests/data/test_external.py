@@ -8,8 +8,8 @@ import torch
 
 from tapeless.config import TrainConfig
 from tapeless.data.baselines import baselines
+from tapeless.data.external import open_foreign, read_header
 from tapeless.data.facts import data_facts, sample_windows
-from tapeless.data.foreign import open_foreign, read_header
 from tapeless.data.joined import JoinedTokens
 from tapeless.data.loader import Loader, validation_windows
 from tapeless.data.prepare import Dataset, open_prepared, prepare, source_hashes

@@ -1,10 +1,10 @@
 """What a report tells of a run, gathered event by event.
 
-    Story(run)          what stands in its directory: configuration, environment
+    RunHistory(run)          what stands in its directory: configuration, environment
     story.take(event)   every event of metrics.jsonl, once, in order
     story.data()        what the page draws, as plain lists; story.facts() what it says in words
 Its size is bounded, however long the run.
-Judged by: tests/report/test_story.py."""
+Tested by: tests/report/test_history.py."""
 
 import json
 import math
@@ -32,7 +32,7 @@ def _environment(run: RunDir) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-class Story:
+class RunHistory:
     def __init__(self, run: RunDir):
         self.run, self.config = run, read_run_config(run.config)
         self.environment = _environment(run)
@@ -51,7 +51,7 @@ class Story:
         self._samples_seen, self._sample_stride = 0, 1
 
     @classmethod
-    def of(cls, run: RunDir) -> "Story":
+    def of(cls, run: RunDir) -> "RunHistory":
         """All that a run has told so far."""
         story = cls(run)
         if run.metrics.is_file():

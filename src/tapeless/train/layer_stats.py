@@ -8,7 +8,7 @@ resumed run looks where the unbroken one did. The weights are read before and af
 matrix beyond SAMPLED elements every k-th stands for all, so that a look takes no memory worth speaking of. They come from
 every row and from every column: rows of an embedding are tokens, of which a step sees few, and columns are channels, of which
 some are much louder than others.
-Judged by: tests/train/test_layer_watch.py."""
+Tested by: tests/train/test_layer_stats.py."""
 
 import math
 from itertools import count
@@ -46,7 +46,7 @@ def part_of(w: Tensor) -> Part:
     return Part(some, w.numel() / some.numel())
 
 
-class LayerWatch:
+class LayerStats:
     def __init__(self, model: AnyModel, every: int):
         """every: steps between looks; 0: none."""
         self.model, self.every = model, every

@@ -3,7 +3,7 @@
 A folder or a pattern of them has files for both parts, whose names say which: train.bin and val.bin, or those of llm.c, which
 may be many: fineweb_train_000001.bin, fineweb_train_000002.bin … are one stream in the order of their names (joined.py). They
 name no tokenizer, so one has to be given; nanoGPT's meta.pkl is a pickle, and nothing here ever unpickles.
-Judged by: tests/data/test_foreign.py."""
+Tested by: tests/data/test_external.py."""
 
 import glob
 import hashlib

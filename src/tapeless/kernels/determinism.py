@@ -8,7 +8,7 @@ import os
 import torch
 
 
-def make_repeatable() -> None:
+def enable_determinism() -> None:
     """For the rest of this process. Before the first product, since cuBLAS reads its setting once."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # torch refuses its products without it
     torch.use_deterministic_algorithms(True)

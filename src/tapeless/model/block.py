@@ -1,135 +1,187 @@
-"""One transformer block, pre-norm or post-norm, and its backward.
+"""A block: residual wiring around its sublayers, pre-norm or post-norm, with its backward.
 
-pre:     s = x + delta      n1 = norm(s)      a = attention(n1)
-         s1 = s + a         n2 = norm(s1)     f = ffn(n2)           out: s1 and the pending f
-post:    a = attention(x)   n1 = norm(x + a)  f = ffn(n1)           out: norm(n1 + f), nothing pending
+pre:     s = x + delta      n = norm(s)       delta = sublayer(n)       x = s        for each sublayer in turn
+post:    y = sublayer(x)    s = x + y         x = norm(s)
 
-A pre-norm block leaves its last sum to the norm that reads it (the next block's first, or the final one), so that every
-sum is fused with a norm. Going back, the sum hands the same gradient to the stream and to the pending term: one tensor,
-dy, stands for both.
+A pre-norm block leaves its last sum pending (x and delta): the norm that reads it, the next block's first or the final one,
+computes it, so that every sum is fused with a norm. In backward both terms of a sum have the same gradient: one tensor, dy.
+Dropout applies to each sublayer's output.
 Tested by: tests/model/test_transformer_grads.py, tests/model/test_recompute.py."""
 
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from tapeless.model.sublayers import (
-    BlockParams,
-    Call,
-    FeedForwardSaved,
-    SelfAttentionSaved,
-    feed_forward_backward,
-    feed_forward_forward,
-    feed_forward_kept,
-    feed_forward_rebuilt,
-    self_attention_backward,
-    self_attention_forward,
-    self_attention_kept,
-    self_attention_rebuilt,
-)
+from tapeless.config import BLOCKS, ModelConfig, nearest
+from tapeless.errors import ConfigError
+from tapeless.model.params import FlatLayout, ParamSpec
+from tapeless.model.sublayer import Context, Sublayer, Views, sublayer_class
+from tapeless.ops.dropout import dropout_key
+
+Params = tuple[Tensor | None, ...]  # what one norm takes: its weight, and with LayerNorm its bias
+
+
+class BranchParams(NamedTuple):
+    """The parameters of one sublayer and its norm, or their gradients."""
+
+    norm: Params
+    sublayer: Any
+
+
+class BranchSaved(NamedTuple):
+    s: Tensor | None  # (B, T, C)  the residual sum that the norm reads
+    norm: Any
+    sublayer: Any
 
 
 class BlockSaved(NamedTuple):
-    x: Tensor  # (B, T, C)  what the block starts from: s (pre) or x (post)
-    attn_norm: Any
-    attn: SelfAttentionSaved
-    s1: Tensor | None  # (B, T, C)  the sum that the second norm (pre) or the first (post) reads
-    ffn_norm: Any
-    ffn: FeedForwardSaved
+    x: Tensor  # (B, T, C)  where the block starts: the first sum (pre) or the input (post)
+    branches: tuple[BranchSaved, ...]
 
 
-def block_forward(
-    x: Tensor,  # (B, T, C)
-    delta: Tensor | None,  # (B, T, C)  pending term of the residual sum
-    p: BlockParams,
-    call: Call,
-    layer: int,
-) -> tuple[Tensor, Tensor | None, BlockSaved]:  # x (B, T, C), delta (B, T, C)
-    if call.config.norm_placement == "pre":
-        return pre_norm_forward(x, delta, p, call, layer)
-    return post_norm_forward(x, p, call, layer)
+class Block:
+    def __init__(self, config: ModelConfig, sublayers: list[Sublayer]):
+        self.config, self.sublayers = config, sublayers
+        self.is_pre_norm = config.norm_placement == "pre"
+
+    def specs(self) -> Iterator[ParamSpec]:
+        """Full names, each sublayer behind its norm."""
+        for sublayer in self.sublayers:
+            yield from norm_specs(self.config, f"{sublayer.name}_norm")
+            yield from (spec._replace(name=f"{sublayer.name}.{spec.name}") for spec in sublayer.specs())
+
+    def views(self, layout: FlatLayout, flat: Tensor) -> list[BranchParams]:
+        return [
+            BranchParams(norm_views(self.config, layout, flat, f"{s.name}_norm"), s.views(Views(layout, flat, s)))
+            for s in self.sublayers
+        ]
+
+    def forward(
+        self,
+        x: Tensor,  # (B, T, C)
+        delta: Tensor | None,  # (B, T, C)  pending term of the residual sum
+        p: list[BranchParams],
+        ctx: Context,
+    ) -> tuple[Tensor, Tensor | None, BlockSaved]:  # x (B, T, C), delta (B, T, C)
+        x, delta, saved = (self._pre_norm_forward if self.is_pre_norm else self._post_norm_forward)(x, delta, p, ctx)
+        return x, delta, self.drop_recomputable(saved, ctx.recompute)
+
+    def backward(
+        self,
+        dy: Tensor,  # (B, T, C)  of x and delta alike
+        saved: BlockSaved,
+        p: list[BranchParams],
+        g: list[BranchParams],  # accumulated into
+        ctx: Context,
+    ) -> Tensor:  # dx (B, T, C), which is ddelta too
+        if ctx.recompute == "full":
+            saved = self._forward_again(saved, p, ctx)
+        add_norm = ctx.ops.add_norm[self.config.norm]
+        for i in reversed(range(len(self.sublayers))):
+            branch = self._recompute_cheap(i, saved, p, ctx) if ctx.recompute == "cheap" else saved.branches[i]
+            sublayer, (w, p_sub), (dw, g_sub) = self.sublayers[i], p[i], g[i]
+            if self.is_pre_norm:
+                dn = sublayer.backward(drop_backward(dy, ctx, sublayer.name), branch.sublayer, p_sub, g_sub, ctx)
+                dy = add_norm.backward(dy, dn, branch.norm, *w, *dw)
+            else:
+                ds = add_norm.backward(None, dy, branch.norm, *w, *dw)
+                dy = ds + sublayer.backward(drop_backward(ds, ctx, sublayer.name), branch.sublayer, p_sub, g_sub, ctx)
+        return dy
+
+    def _pre_norm_forward(
+        self, x: Tensor, delta: Tensor | None, p: list[BranchParams], ctx: Context
+    ) -> tuple[Tensor, Tensor | None, BlockSaved]:
+        add_norm, branches = ctx.ops.add_norm[self.config.norm], []
+        for sublayer, (w, p_sub) in zip(self.sublayers, p, strict=True):
+            x, n, norm = add_norm.forward(x, delta, *w, eps=self.config.norm_eps)
+            y, saved = sublayer.forward(n, p_sub, ctx)
+            delta = drop_forward(y, ctx, sublayer.name)
+            branches.append(BranchSaved(x, norm, saved))
+        return x, delta, BlockSaved(branches[0].s, tuple(branches))
+
+    def _post_norm_forward(
+        self, x: Tensor, delta: None, p: list[BranchParams], ctx: Context
+    ) -> tuple[Tensor, None, BlockSaved]:
+        add_norm, start, branches = ctx.ops.add_norm[self.config.norm], x, []
+        for sublayer, (w, p_sub) in zip(self.sublayers, p, strict=True):
+            y, saved = sublayer.forward(x, p_sub, ctx)
+            s, x, norm = add_norm.forward(x, drop_forward(y, ctx, sublayer.name), *w, eps=self.config.norm_eps)
+            branches.append(BranchSaved(s, norm, saved))
+        return x, None, BlockSaved(start, tuple(branches))
+
+    def drop_recomputable(self, saved: BlockSaved, policy: str) -> BlockSaved:
+        """What stays in memory until backward, by the recompute policy."""
+        branches = []
+        for sublayer, branch in zip(self.sublayers, saved.branches, strict=True):
+            s, norm = (branch.s if policy == "cheap" else None), (None if policy == "full" else branch.norm)
+            branches.append(BranchSaved(s, norm, sublayer.drop_recomputable(branch.sublayer, policy)))
+        return BlockSaved(saved.x, tuple(branches))
+
+    def _recompute_cheap(self, i: int, saved: BlockSaved, p: list[BranchParams], ctx: Context) -> BranchSaved:
+        """Branch i with its sublayer's input recomputed by the norm before it."""
+        branch, before = saved.branches[i], i if self.is_pre_norm else i - 1
+        x = saved.x
+        if before >= 0:
+            x, _ = ctx.ops.norm[self.config.norm].forward(saved.branches[before].s, *p[before].norm, eps=self.config.norm_eps)
+        return branch._replace(sublayer=self.sublayers[i].recompute(branch.sublayer, x, p[i].sublayer, ctx))
+
+    def _forward_again(self, saved: BlockSaved, p: list[BranchParams], ctx: Context) -> BlockSaved:
+        """The forward from the block's start; a pre-norm block does not need its last sublayer's output again."""
+        if not self.is_pre_norm:
+            return self._post_norm_forward(saved.x, None, p, ctx)[2]
+        x, delta, branches = saved.x, None, []
+        for sublayer, (w, p_sub), dropped in zip(self.sublayers, p, saved.branches, strict=True):
+            x, n, norm = ctx.ops.add_norm[self.config.norm].forward(x, delta, *w, eps=self.config.norm_eps)
+            if sublayer is self.sublayers[-1]:
+                of_sublayer = sublayer.recompute(dropped.sublayer, n, p_sub, ctx)
+            else:
+                y, of_sublayer = sublayer.forward(n, p_sub, ctx)
+                delta = drop_forward(y, ctx, sublayer.name)
+            branches.append(BranchSaved(x, norm, of_sublayer))
+        return BlockSaved(saved.x, tuple(branches))
 
 
-def block_backward(
-    dy: Tensor,  # (B, T, C)  of x and delta alike
-    saved: BlockSaved,
-    p: BlockParams,
-    g: BlockParams,  # accumulated into
-    call: Call,
-    layer: int,
-) -> Tensor:  # dx (B, T, C), which is ddelta too
-    backward = pre_norm_backward if call.config.norm_placement == "pre" else post_norm_backward
-    return backward(dy, saved, p, g, call, layer)
+def build_blocks(config: ModelConfig) -> list[Block]:
+    """The blocks of ModelConfig.blocks; the pattern repeats over the layers."""
+    pattern = config.block_pattern
+    return [build_block(config, i, pattern[i % len(pattern)]) for i in range(config.num_layers)]
 
 
-def pre_norm_forward(
-    x: Tensor, delta: Tensor | None, p: BlockParams, call: Call, layer: int
-) -> tuple[Tensor, Tensor, BlockSaved]:
-    c, add_norm = call.config, call.ops.add_norm[call.config.norm]
-    s, n1, attn_norm = add_norm.forward(x, delta, *p.attn_norm, eps=c.norm_eps)
-    a, attn = self_attention_forward(n1, p, call, layer)
-    s1, n2, ffn_norm = add_norm.forward(s, a, *p.ffn_norm, eps=c.norm_eps)
-    f, ffn = feed_forward_forward(n2, p, call, layer)
-    return s1, f, kept(BlockSaved(s, attn_norm, attn, s1, ffn_norm, ffn), call.recompute)
+def build_block(config: ModelConfig, layer: int, sublayers: list[tuple[str, dict[str, Any]]]) -> Block:
+    built: list[Sublayer] = []
+    for kind, settings in sublayers:
+        cls = sublayer_class(kind)
+        for key in settings:
+            if key not in (*cls.settings, *cls.options):
+                raise ConfigError(f"{BLOCKS}: {kind} has no setting {key!r}; {nearest(key, (*cls.settings, *cls.options))}")
+        own = replace(config, **{key: value for key, value in settings.items() if key in cls.settings})
+        number = sum(type(sublayer) is cls for sublayer in built) + 1  # a second one of a kind is named attn2
+        name = f"blocks.{layer}.{kind}{number if number > 1 else ''}"
+        built.append(cls(own, name, {key: value for key, value in settings.items() if key in cls.options}))
+    return Block(config, built)
 
 
-def pre_norm_backward(dy: Tensor, saved: BlockSaved, p: BlockParams, g: BlockParams, call: Call, layer: int) -> Tensor:
-    add_norm = call.ops.add_norm[call.config.norm]
-    saved = pre_norm_rebuilt(saved, p, call, layer)
-    dn2 = feed_forward_backward(dy, saved.ffn, p, g, call, layer)
-    ds1 = add_norm.backward(dy, dn2, saved.ffn_norm, *p.ffn_norm, *g.ffn_norm)
-    dn1 = self_attention_backward(ds1, saved.attn, p, g, call, layer)
-    return add_norm.backward(ds1, dn1, saved.attn_norm, *p.attn_norm, *g.attn_norm)
+def norm_specs(config: ModelConfig, name: str) -> list[ParamSpec]:
+    specs = [ParamSpec(f"{name}.w", (config.hidden_dim,), "ones", False, None)]
+    return [*specs, ParamSpec(f"{name}.b", (config.hidden_dim,), "zeros", False, None)] if config.norm_bias else specs
 
 
-def post_norm_forward(x: Tensor, p: BlockParams, call: Call, layer: int) -> tuple[Tensor, None, BlockSaved]:
-    c, add_norm = call.config, call.ops.add_norm[call.config.norm]
-    a, attn = self_attention_forward(x, p, call, layer)
-    s1, n1, attn_norm = add_norm.forward(x, a, *p.attn_norm, eps=c.norm_eps)
-    f, ffn = feed_forward_forward(n1, p, call, layer)
-    _, y, ffn_norm = add_norm.forward(n1, f, *p.ffn_norm, eps=c.norm_eps)
-    return y, None, kept(BlockSaved(x, attn_norm, attn, s1, ffn_norm, ffn), call.recompute)
+def norm_views(config: ModelConfig, layout: FlatLayout, flat: Tensor, name: str) -> Params:
+    w = layout.view(flat, f"{name}.w")
+    return (w,) if config.norm == "rms" else (w, layout.view(flat, f"{name}.b"))
 
 
-def post_norm_backward(dy: Tensor, saved: BlockSaved, p: BlockParams, g: BlockParams, call: Call, layer: int) -> Tensor:
-    add_norm = call.ops.add_norm[call.config.norm]
-    saved = post_norm_rebuilt(saved, p, call, layer)
-    ds2 = add_norm.backward(None, dy, saved.ffn_norm, *p.ffn_norm, *g.ffn_norm)
-    dn1 = ds2 + feed_forward_backward(ds2, saved.ffn, p, g, call, layer)
-    ds1 = add_norm.backward(None, dn1, saved.attn_norm, *p.attn_norm, *g.attn_norm)
-    return ds1 + self_attention_backward(ds1, saved.attn, p, g, call, layer)
+def drop_forward(x: Tensor, ctx: Context, place: str) -> Tensor:  # (B, T, C)
+    if ctx.dropout is None:
+        return x
+    p, seed, step, first_sample = ctx.dropout
+    return ctx.ops.dropout.forward(x, p=p, key=dropout_key(seed, step, place), first_sample=first_sample)[0]
 
 
-def kept(saved: BlockSaved, policy: str) -> BlockSaved:
-    """What stays in memory until backward, by the recompute policy."""
-    attn, ffn = self_attention_kept(saved.attn, policy), feed_forward_kept(saved.ffn, policy)
-    if policy == "full":
-        return BlockSaved(saved.x, None, attn, None, None, ffn)
-    return saved._replace(attn=attn, s1=saved.s1 if policy == "cheap" else None, ffn=ffn)
-
-
-def pre_norm_rebuilt(saved: BlockSaved, p: BlockParams, call: Call, layer: int) -> BlockSaved:
-    """What `kept` let go, by the same ops in the same order."""
-    c, norm, add_norm = call.config, call.ops.norm[call.config.norm], call.ops.add_norm[call.config.norm]
-    if call.recompute == "cheap":
-        n1, _ = norm.forward(saved.x, *p.attn_norm, eps=c.norm_eps)
-        n2, _ = norm.forward(saved.s1, *p.ffn_norm, eps=c.norm_eps)
-        attn = self_attention_rebuilt(saved.attn, n1, p, call)
-        return saved._replace(attn=attn, ffn=feed_forward_rebuilt(saved.ffn, n2, p, call))
-    if call.recompute == "full":
-        s, n1, attn_norm = add_norm.forward(saved.x, None, *p.attn_norm, eps=c.norm_eps)
-        a, attn = self_attention_forward(n1, p, call, layer)
-        s1, n2, ffn_norm = add_norm.forward(s, a, *p.ffn_norm, eps=c.norm_eps)
-        return BlockSaved(s, attn_norm, attn, s1, ffn_norm, feed_forward_rebuilt(saved.ffn, n2, p, call))
-    return saved
-
-
-def post_norm_rebuilt(saved: BlockSaved, p: BlockParams, call: Call, layer: int) -> BlockSaved:
-    """What `kept` let go, by the same ops in the same order."""
-    if call.recompute == "cheap":
-        n1, _ = call.ops.norm[call.config.norm].forward(saved.s1, *p.attn_norm, eps=call.config.norm_eps)
-        attn = self_attention_rebuilt(saved.attn, saved.x, p, call)
-        return saved._replace(attn=attn, ffn=feed_forward_rebuilt(saved.ffn, n1, p, call))
-    if call.recompute == "full":
-        return post_norm_forward(saved.x, p, call._replace(recompute="none"), layer)[2]
-    return saved
+def drop_backward(dy: Tensor, ctx: Context, place: str) -> Tensor:  # (B, T, C)
+    if ctx.dropout is None:
+        return dy
+    p, seed, step, first_sample = ctx.dropout
+    return ctx.ops.dropout.backward(dy, None, p=p, key=dropout_key(seed, step, place), first_sample=first_sample)

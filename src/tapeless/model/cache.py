@@ -1,0 +1,44 @@
+"""The decoding cache: what each sublayer remembers of the tokens already processed (keys and values of attention), so that
+decoding runs each token through the model once.
+
+The forward is the same as in training; a sublayer finds its own tensors in `ctx.cache(self)`.
+Tested by: tests/model/test_decode.py."""
+
+from collections import defaultdict
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from tapeless.errors import InputError
+
+Shapes = Mapping[str, tuple[int, ...]]  # name -> shape, the batch first
+
+
+class KVCache:
+    def __init__(self, shapes: Mapping[str, Shapes], batch_size: int, capacity: int, device: torch.device, dtype: torch.dtype):
+        """shapes: of every sublayer that has a cache, by its name."""
+        self.batch_size, self.capacity = batch_size, capacity
+        self.length = 0  # tokens held
+        equal: dict[tuple[str, tuple[int, ...]], list[str]] = defaultdict(list)
+        for sublayer, tensors in shapes.items():
+            for name, shape in tensors.items():
+                equal[name, tuple(shape)].append(sublayer)
+        # Tensors of one name and shape are layers of one: a decoder that runs all layers in one call reads them so.
+        self.stacked: dict[str, list[Tensor]] = defaultdict(list)  # name -> [(layers, *shape), ...]
+        self._of: dict[str, dict[str, Tensor]] = defaultdict(dict)
+        for (name, shape), sublayers in equal.items():
+            stack = torch.empty(len(sublayers), *shape, device=device, dtype=dtype)
+            self.stacked[name].append(stack)
+            for sublayer, layer in zip(sublayers, stack, strict=True):
+                self._of[sublayer][name] = layer
+
+    def of(self, sublayer: str) -> dict[str, Tensor]:
+        return self._of[sublayer]
+
+    def expect(self, batch_size: int, new: int) -> None:
+        """Raise unless `new` more tokens of this batch fit."""
+        if batch_size != self.batch_size:
+            raise InputError(f"kv_cache was made for batches of {self.batch_size}, got {batch_size}")
+        if self.length + new > self.capacity:
+            raise InputError(f"kv_cache holds {self.length} of {self.capacity} tokens, no room for {new} more")

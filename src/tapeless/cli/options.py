@@ -1,10 +1,9 @@
-"""The flags that say which model is meant and how it is trained, generated from the fields of config.py.
+"""The flags that say which model is meant and how it is trained, generated from the fields of the classes in config/.
 
 Precedence: defaults < --preset < --config < --set table.key=value < flags.
 Tested by: tests/cli/test_options.py."""
 
 import argparse
-import tomllib
 from collections.abc import Collection
 from dataclasses import fields
 from pathlib import Path
@@ -156,6 +155,8 @@ def setting(text: str) -> tuple[str, str, Any]:
     table, dot, key = name.strip().partition(".")
     if not (equals and dot):
         raise UsageError(f"{text}: expected TABLE.KEY=VALUE, such as train.lr=1e-3")
+    import tomllib
+
     try:
         parsed = tomllib.loads(f"value = {value}")["value"]
     except tomllib.TOMLDecodeError:

@@ -1,6 +1,6 @@
 """What was asked for and would do nothing.
 
-Tested by: tests/cli/test_unused_options_options.py."""
+Tested by: tests/cli/test_unused_options.py."""
 
 from tapeless.config import TrainConfig
 from tapeless.errors import ConfigError

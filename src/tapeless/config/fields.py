@@ -1,0 +1,59 @@
+"""What the configuration classes share: fields with help texts, and checks of types, choices and ranges.
+
+Tested by: tests/test_config.py."""
+
+import re
+from collections.abc import Collection, Iterable
+from dataclasses import field, fields
+from typing import Any
+
+from tapeless.errors import OUT_OF_RANGE, WRONG_TYPE, ConfigError
+
+MAX_INT = 2**63  # every int is below this
+INFINITY = float("inf")
+SECONDS = {"s": 1, "m": 60, "h": 3600}  # per unit of a duration
+
+
+def option(default: Any, help: str, choices: Collection[str] = (), *, derived: bool = False) -> Any:
+    """A field with its help text and, if they are few, its allowed values. derived: None is replaced on construction."""
+    return field(default=default, metadata={"help": help, "choices": choices, "derived": derived})
+
+
+def require(ok: bool, name: str, expected: str, got: Any) -> None:
+    if not ok:
+        raise OUT_OF_RANGE(name=name, expected=expected, got=got)
+
+
+def seconds(time: str) -> float:
+    """A time as flags and files spell it; 0 is no limit."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smh])", time)
+    require(found is not None or time == "0", "max_time", "a number of s, m or h such as 90s, 10m or 2h, or 0", repr(time))
+    return INFINITY if found is None else float(found[1]) * SECONDS[found[2]]
+
+
+def check_types(config: Any) -> None:
+    """Every field holds the type it declares and one of its choices; whole numbers are welcome where a float is meant."""
+    for f in fields(config):
+        value = getattr(config, f.name)
+        allowed = f.type.__args__ if hasattr(f.type, "__args__") else (f.type,)
+        if f.metadata["derived"] and value is None:
+            continue
+        if float in allowed and type(value) is int and abs(value) < MAX_INT:
+            object.__setattr__(config, f.name, float(value))
+        elif type(value) not in allowed:
+            names = " or ".join("nothing" if t is type(None) else getattr(t, "__name__", str(t)) for t in allowed)
+            raise WRONG_TYPE(name=f.name, expected=names, got=value)
+        if type(value) is int and not abs(value) < MAX_INT:
+            raise OUT_OF_RANGE(name=f.name, expected="below 2^63", got=value)
+        choices = f.metadata["choices"]
+        if choices and value not in choices:
+            raise ConfigError(f"{f.name} is {value!r}; {nearest(value, choices)}")
+
+
+def nearest(word: str, valid: Iterable[str]) -> str:
+    """The hint behind a wrong name: the nearest valid one, or all of them."""
+    import difflib  # only errors need it, and `--help` is instant
+
+    valid = list(valid)
+    close = difflib.get_close_matches(word, valid, n=1, cutoff=0.5)
+    return f"did you mean {close[0]!r}?" if close else "expected one of " + ", ".join(valid)

@@ -1,0 +1,36 @@
+"""What every error has: a code, an exit status and a hint; and the entry of the catalogue that it is raised from.
+
+Tested by: tests/test_catalogue.py."""
+
+from dataclasses import dataclass
+from typing import Any, Self
+
+
+class TapelessError(Exception):
+    """A failure while running."""
+
+    code = "FAILED"
+    exit_status = 1
+    fix = "the message says what was expected"
+
+    def at(self, where: object) -> Self:
+        """The same error, with the place it was met at in front of its message."""
+        placed = type(self)(f"{where}: {self}")
+        placed.code = self.code
+        return placed
+
+
+@dataclass(frozen=True)
+class Known:
+    """One error with everything there is to say of it. `message` and `fix` name facts in braces, given when it is raised."""
+
+    code: str
+    kind: type[TapelessError]
+    message: str
+    cause: str
+    fix: str
+
+    def __call__(self, **facts: Any) -> TapelessError:
+        error = self.kind(f"{self.message}; {self.fix}".format(**facts))
+        error.code = self.code
+        return error

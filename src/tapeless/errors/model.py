@@ -1,0 +1,44 @@
+"""Errors of models and their gradients, and of the processes that benchmark them.
+
+Tested by: tests/test_catalogue.py."""
+
+from tapeless.errors.base import TapelessError
+
+
+class InputError(TapelessError, ValueError):
+    """Tokens, targets or tensors that do not fit the model."""
+
+    code = "INPUT"
+    exit_status = 2
+    fix = "hand in what the message expects"
+
+
+class OrderError(TapelessError, RuntimeError):
+    """Calls in an order that has no meaning, such as backward before forward."""
+
+    code = "ORDER"
+    exit_status = 2
+    fix = "call in the order that the message says"
+
+
+class NonFiniteError(TapelessError, ArithmeticError):
+    """NaN or infinity where only numbers may be: a loss, a gradient or a weight. Nothing was updated."""
+
+    code = "NONFINITE"
+    exit_status = 4
+    fix = "resume from the last good checkpoint, with a smaller lr; the dump in the run's directory names the first bad tensor"
+
+
+class InvariantError(TapelessError, ArithmeticError):
+    """An identity that holds for every right gradient does not hold for this model's (`--check-invariants-every`)."""
+
+    code = "IDENTITY"
+    exit_status = 3
+    fix = "run `tapeless gradcheck` on the model; try `--ops reference`, and test the memory of the machine"
+
+
+class WorkerError(TapelessError):
+    """A contender of the benchmark that cannot be measured, with the reason."""
+
+    code = "BENCH"
+    fix = "leave it out, or install what the message names"

@@ -10,7 +10,7 @@ from claim import Claims
 
 from tapeless.config import AnyModelConfig, SimpleLMConfig, load_preset, preset_names
 from tapeless.model.build import build_model
-from tapeless.model.params import transformer_specs
+from tapeless.model.transformer import transformer_specs
 
 LIMIT = 60
 

@@ -4,7 +4,8 @@ from claim import Claims
 
 from tapeless.config import SimpleLMConfig, load_preset, preset_names
 from tapeless.model.build import build_model
-from tapeless.model.params import count_params, transformer_specs
+from tapeless.model.params import count_params
+from tapeless.model.transformer import transformer_specs
 
 EXPECTED = {"tiny": 132_224, "small": 21_133_824, "cllm": 19_215_872, "simplelm": 98_688}
 

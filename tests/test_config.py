@@ -20,9 +20,9 @@ from tapeless.config import (
     read_recipe,
 )
 from tapeless.errors import ConfigError
-from tapeless.model.params import count_params, transformer_specs
+from tapeless.model.params import count_params
 from tapeless.model.simple_lm import SimpleLM
-from tapeless.model.transformer import Transformer
+from tapeless.model.transformer import Transformer, transformer_specs
 
 EXACT = {"tiny": 132_224, "small": 21_133_824, "cllm": 19_215_872, "simplelm": 98_688, "gpt2": 124_439_808}
 BY_NAME = {"llama-124m": 124e6, "llama-350m": 350e6, "llama-1b": 1e9}

@@ -9,8 +9,8 @@ from bench_fixtures import SMALL, task
 from tapeless.bench.floor import Floor, flops, optimizer_bytes, products
 from tapeless.bench.task import num_params
 from tapeless.config import ModelConfig, load_preset, preset_names
-from tapeless.model.params import transformer_specs
 from tapeless.model.simple_lm import SimpleLM
+from tapeless.model.transformer import transformer_specs
 
 
 @pytest.mark.parametrize("name", preset_names())

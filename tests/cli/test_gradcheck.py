@@ -9,7 +9,7 @@ import torch
 from tapeless.cli.main import main
 from tapeless.config import load_preset
 from tapeless.kernels import choose
-from tapeless.model.params import transformer_specs
+from tapeless.model.transformer import transformer_specs
 from tapeless.ops.op import Op
 from tapeless.ops.reference import REFERENCE
 

@@ -6,7 +6,7 @@ import torch
 from tapeless.config import ModelConfig
 from tapeless.errors import ConfigError, InputError
 from tapeless.interop.names import FAMILIES, check_shapes, from_hugging_face, full_names, their_shapes, to_hugging_face
-from tapeless.model.params import transformer_specs
+from tapeless.model.transformer import transformer_specs
 
 GPT2 = {"norm": "layer", "norm_bias": True, "position": "learned", "ffn": "gelu", "attn_bias": True, "ffn_bias": True}
 SIZES = {"vocab_size": 23, "hidden_dim": 24, "num_layers": 3, "max_seq_len": 9, "intermediate_dim": 13}

@@ -5,15 +5,15 @@ from dataclasses import replace
 
 import pytest
 import torch
+from tapeless.model.sublayers import Call, feed_forward_forward, self_attention_forward
+from tapeless.model.views import structured
 
 from tapeless.config import ModelConfig, load_preset
 from tapeless.errors import ConfigError
 from tapeless.model.build import build_model
 from tapeless.model.init import initial_values, param_seed
 from tapeless.model.params import ALIGNMENT, DTYPES, FlatLayout, ParamSpec, count_params, transformer_specs
-from tapeless.model.sublayers import Call, feed_forward_forward, self_attention_forward
 from tapeless.model.transformer import Transformer
-from tapeless.model.views import structured
 from tapeless.ops.reference import REFERENCE
 from tapeless.verify.finding import distance
 from tapeless.verify.fixtures import TRANSFORMER_CASES, ModelCase, batch, build, data_of, gradients, move_off_init

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 import torch
+from tapeless.model.repeat import MOST
 from torch import Tensor
 
 from tapeless.config import Lora, ModelConfig
 from tapeless.errors import InputError, NonFiniteError
-from tapeless.model.repeat import MOST
 from tapeless.model.transformer import Transformer
 from tapeless.model.watch import watched
 from tapeless.verify.fixtures import move_off_init

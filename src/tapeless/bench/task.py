@@ -9,7 +9,8 @@ from torch import Tensor
 
 from tapeless.config import KINDS, AnyModelConfig, ModelConfig, SimpleLMConfig, TrainConfig, nearest, require
 from tapeless.errors import ConfigError
-from tapeless.model.params import count_params, transformer_specs
+from tapeless.model.params import count_params
+from tapeless.model.transformer import transformer_specs
 
 OURS, REPEATABLE, FLOOR = "ours", "deterministic", "floor"
 OUR_OWN = (OURS, REPEATABLE)  # the trainer's step, in both of its forms

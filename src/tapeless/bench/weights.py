@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from tapeless.config import AnyModelConfig, SimpleLMConfig
 from tapeless.model.init import initial_values
-from tapeless.model.params import transformer_specs
 from tapeless.model.simple_lm import SimpleLM
+from tapeless.model.transformer import transformer_specs
 from tapeless.ops.ffn_gate import GATED
 
 

@@ -3,6 +3,7 @@
 The bare defaults are the default preset, a small llama-shaped model; the other presets are TOML files in presets/.
 Tested by: tests/test_config.py."""
 
+from tapeless.config.blocks import DEFAULT_BLOCKS as DEFAULT_BLOCKS
 from tapeless.config.fields import nearest as nearest
 from tapeless.config.fields import require as require
 from tapeless.config.fields import seconds as seconds

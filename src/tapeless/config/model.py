@@ -4,6 +4,7 @@ Tested by: tests/test_config.py."""
 
 from dataclasses import dataclass
 
+from tapeless.config.blocks import DEFAULT_BLOCKS, Pattern, parse_blocks
 from tapeless.config.fields import INFINITY, check_types, option, require
 from tapeless.errors import INDIVISIBLE, ConfigError
 
@@ -15,6 +16,10 @@ class ModelConfig:
     vocab_size: int = option(256, "tokens in the vocabulary [V]")
     hidden_dim: int = option(128, "width of the residual stream [C]")
     num_layers: int = option(4, "blocks [L]")
+    blocks: str = option(
+        DEFAULT_BLOCKS,
+        "sublayers of a block; layers that differ are separated by /, and the pattern repeats: attn+ffn/shift+ffn",
+    )
     num_heads: int = option(4, "query heads [H]")
     num_kv_heads: int = option(None, "key and value heads [G]; divides num_heads; default num_heads", derived=True)
     head_dim: int = option(None, "width of a head [D]; default hidden_dim / num_heads", derived=True)
@@ -75,6 +80,12 @@ class ModelConfig:
         require(0 <= self.label_smoothing < 1, "label_smoothing", "in [0, 1)", self.label_smoothing)
         require(0 <= self.z_loss < INFINITY, "z_loss", "0 or more", self.z_loss)
         require(0 <= self.logit_softcap < INFINITY, "logit_softcap", "0 or more", self.logit_softcap)
+        parse_blocks(self.blocks)
+
+    @property
+    def block_pattern(self) -> Pattern:
+        """The sublayers of each layer of one period: layer i has those of i % period."""
+        return parse_blocks(self.blocks)
 
 
 @dataclass(frozen=True)

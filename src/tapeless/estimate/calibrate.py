@@ -89,7 +89,7 @@ class Bench:
         store = self.model.store
         float((self.model.ops.grad_norm or grad_norm)(store.flat_grads))
         if self.optimizer.step(scale=1.0, copy=store.copy):
-            store.copied()
+            store.mark_copied()
 
     def evaluate(self) -> None:
         float(self.model.loss(self.tokens, self.tokens))

@@ -136,9 +136,9 @@ def _step(model: AnyModel, optimizer: Any, tokens: Tensor, targets: Tensor, trai
     """train/step.py without its looks at values. One micro-batch of a kind: those behind it take the same blocks again. And
     twice, since the second time is recorded where that can be."""
     rows = train.batch_size
-    for fresh in (True, False) if train.grad_accum > 1 else (True,):
-        for _ in range(2 if model.ops.record else 1):
-            model.forward_backward(tokens[:rows], targets[:rows], num_targets=1, step=0, fresh=fresh, check=False)
+    for accumulate in (False, True) if train.grad_accum > 1 else (False,):
+        for _ in range(2 if model.ops.capture else 1):
+            model.forward_backward(tokens[:rows], targets[:rows], num_targets=1, step=0, accumulate=accumulate, check=False)
     (model.ops.grad_norm or grad_norm)(model.store.flat_grads)
     optimizer.step(scale=0.5, copy=model.store.copy)
 

@@ -12,7 +12,7 @@ from tapeless.config import AnyModelConfig, ModelConfig, TrainConfig
 from tapeless.errors import DISK_FULL, TOO_LARGE, TapelessError
 from tapeless.estimate.disk import Disk
 from tapeless.estimate.memory import Memory, memory_of
-from tapeless.model.sublayers import RECOMPUTE
+from tapeless.model.sublayer import RECOMPUTE
 from tapeless.train.resources import available_bytes, free_disk
 
 GIB = 2**30

@@ -23,7 +23,7 @@ from tapeless.interop.generation import FILE as GENERATION
 from tapeless.interop.generation import Generation
 from tapeless.interop.hf_import import CONFIG, INDEX, TOKENIZER, WEIGHTS
 from tapeless.interop.names import to_hugging_face
-from tapeless.model.params import transformer_specs
+from tapeless.model.transformer import transformer_specs
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from tapeless.config import ModelConfig, nearest
 from tapeless.errors import ConfigError, InputError
-from tapeless.model.params import ParamSpec, transformer_specs
+from tapeless.model.params import ParamSpec
+from tapeless.model.transformer import transformer_specs
 
 
 class Row(NamedTuple):

@@ -128,7 +128,7 @@ def dry_ops(name: str) -> DryOps | None:
     if name == "cpu":
         workspace = DryWorkspace()
         taking = _cpu(workspace)
-        return DryOps(replace(_ops(name, taking), record=workspace.record), workspace, taking.logits_rows)
+        return DryOps(replace(_ops(name, taking), capture=workspace.record), workspace, taking.logits_rows)
     if name in ("triton", "triton-fp8"):  # the latter keeps half of what goes into its products: this is its upper bound
         taking = _triton()
         return DryOps(_ops(name, taking), None, taking.logits_rows)

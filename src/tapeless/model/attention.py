@@ -111,9 +111,7 @@ class SelfAttention(Sublayer):
             return saved._replace(qkv=None)
         return saved._replace(heads=None, attention=drop(saved.attention, "q", "k", "v"))
 
-    def recompute(
-        self, saved: SelfAttentionSaved | None, x: Tensor, p: AttentionParams, ctx: Context
-    ) -> SelfAttentionSaved:
+    def recompute(self, saved: SelfAttentionSaved | None, x: Tensor, p: AttentionParams, ctx: Context) -> SelfAttentionSaved:
         if saved is None:
             return self.forward(x, p, ctx)[1]
         saved = saved._replace(qkv_linear=saved.qkv_linear.restore(x=x))

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from tapeless.config import BLOCKS, ModelConfig, nearest
+from tapeless.config import ModelConfig, nearest
 from tapeless.errors import ConfigError
 from tapeless.model.params import FlatLayout, ParamSpec
 from tapeless.model.sublayer import Context, Sublayer, Views, sublayer_class
@@ -155,7 +155,7 @@ def build_block(config: ModelConfig, layer: int, sublayers: list[tuple[str, dict
         cls = sublayer_class(kind)
         for key in settings:
             if key not in (*cls.settings, *cls.options):
-                raise ConfigError(f"{BLOCKS}: {kind} has no setting {key!r}; {nearest(key, (*cls.settings, *cls.options))}")
+                raise ConfigError(f"blocks: {kind} has no setting {key!r}; {nearest(key, (*cls.settings, *cls.options))}")
         own = replace(config, **{key: value for key, value in settings.items() if key in cls.settings})
         number = sum(type(sublayer) is cls for sublayer in built) + 1  # a second one of a kind is named attn2
         name = f"blocks.{layer}.{kind}{number if number > 1 else ''}"

@@ -1,7 +1,7 @@
-"""Parameters: a table of what there is, one flat buffer that holds it, and a twin of that buffer for gradients.
+"""Parameters: their specifications, one flat buffer that holds them, and a second one for their gradients.
 
-Everything that treats parameters alike (optimizers, clipping, reduction over ranks, checkpoints) works on the flat buffers;
-everything that tells them apart reads the table. Matrices that one product reads together lie side by side, so the fused
+Whatever treats all parameters alike (optimizers, clipping, reduction over ranks, checkpoints) works on the flat buffers;
+whatever distinguishes them reads the specifications. Matrices that one matmul reads together are adjacent, so that the fused
 matrix is a view.
 Tested by: tests/model/test_params.py."""
 
@@ -13,9 +13,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from tapeless.config import ModelConfig, nearest
+from tapeless.config import nearest
 from tapeless.errors import ConfigError, NonFiniteError, OrderError
-from tapeless.ops.ffn_gate import GATED
 
 ALIGNMENT = 64  # elements: two cache lines of bfloat16, four of float32; vector loads want whole lines
 
@@ -23,7 +22,7 @@ ALIGNMENT = 64  # elements: two cache lines of bfloat16, four of float32; vector
 DTYPES = {
     "float32": (torch.float32, torch.float32),
     "bfloat16": (torch.float32, torch.bfloat16),
-    "fp8": (torch.float32, torch.bfloat16),  # bfloat16 with products of eight bits inside
+    "fp8": (torch.float32, torch.bfloat16),  # bfloat16 with 8-bit matmuls inside
     "float64": (torch.float64, torch.float64),
     "complex128": (torch.complex128, torch.complex128),
 }
@@ -32,53 +31,13 @@ DTYPES = {
 class ParamSpec(NamedTuple):
     name: str
     shape: tuple[int, ...]
-    init: str  # embedding | linear | residual (a linear map that ends a sublayer) | adapter (its first half) | ones | zeros
+    init: str  # embedding | linear | residual (a linear layer that ends a sublayer) | adapter (its first half) | ones | zeros
     decay: bool  # whether weight decay applies: matrices yes, norms and biases no
-    shard_axis: int | None  # the axis along which tensor parallelism cuts it; None: every rank holds all of it
-    joined: bool = False  # follows the parameter before it without a gap: products read the two as one matrix
-
-
-def transformer_specs(c: ModelConfig) -> list[ParamSpec]:
-    """The table of a transformer, in the order of the flat buffer."""
-    V, C, F, D = c.vocab_size, c.hidden_dim, c.intermediate_dim, c.head_dim
-    HD, GD = c.num_heads * D, c.num_kv_heads * D
-
-    def norm(name: str, width: int) -> list[ParamSpec]:
-        bias = [ParamSpec(f"{name}.b", (width,), "zeros", False, None)] if c.norm_bias else []
-        return [ParamSpec(f"{name}.w", (width,), "ones", False, None), *bias]
-
-    def matrices(parts: list[tuple[str, int]], columns: int) -> list[ParamSpec]:
-        return [ParamSpec(n, (rows, columns), "linear", True, 0, joined=i > 0) for i, (n, rows) in enumerate(parts)]
-
-    def biases(parts: list[tuple[str, int]]) -> list[ParamSpec]:
-        return [ParamSpec(n, (rows,), "zeros", False, 0, joined=i > 0) for i, (n, rows) in enumerate(parts)]
-
-    specs = [ParamSpec("embed.w", (V, C), "embedding", True, 0)]
-    if c.position == "learned":
-        specs.append(ParamSpec("pos.w", (c.max_seq_len, C), "embedding", True, None))
-    for i in range(c.num_layers):
-        attn, ffn = f"blocks.{i}.attn", f"blocks.{i}.ffn"
-        specs += norm(f"{attn}_norm", C)
-        specs += matrices([(f"{attn}.wq", HD), (f"{attn}.wk", GD), (f"{attn}.wv", GD)], C)
-        if c.attn_bias:
-            specs += biases([(f"{attn}.bq", HD), (f"{attn}.bk", GD), (f"{attn}.bv", GD)])
-        if c.qk_norm:
-            specs += [ParamSpec(f"{attn}.{x}_norm.w", (D,), "ones", False, None) for x in "qk"]
-        specs.append(ParamSpec(f"{attn}.wo", (C, HD), "residual", True, 1))
-        if c.attn_bias:
-            specs.append(ParamSpec(f"{attn}.bo", (C,), "zeros", False, None))
-        specs += norm(f"{ffn}_norm", C)
-        up = ["gate", "up"] if c.ffn in GATED else ["up"]
-        specs += matrices([(f"{ffn}.w_{x}", F) for x in up], C)
-        if c.ffn_bias:
-            specs += biases([(f"{ffn}.b_{x}", F) for x in up])
-        specs.append(ParamSpec(f"{ffn}.w_down", (C, F), "residual", True, 1))
-        if c.ffn_bias:
-            specs.append(ParamSpec(f"{ffn}.b_down", (C,), "zeros", False, None))
-    specs += norm("final_norm", C)
-    if not c.tie_embeddings:
-        specs.append(ParamSpec("head.w", (V, C), "linear", True, 0))
-    return specs
+    shard_axis: int | None  # the axis along which tensor parallelism splits it; None: every rank holds all of it
+    joined: bool = False  # follows the previous parameter without a gap: one matmul reads both as one matrix
+    # Whether it is the weight of a linear op of the kernel set (ops.linear, ffn_down, linear_cross_entropy): it can have a LoRA
+    # adapter, counts in FLOPs, and its gradient can be written without having been zeroed (OpSet.non_accumulating).
+    is_linear: bool = False
 
 
 def count_params(specs: Iterable[ParamSpec]) -> int:
@@ -86,7 +45,7 @@ def count_params(specs: Iterable[ParamSpec]) -> int:
 
 
 class FlatLayout:
-    """Where each parameter lies in the flat buffer."""
+    """The position of each parameter in the flat buffer."""
 
     def __init__(self, specs: Iterable[ParamSpec]):
         self.specs = {spec.name: spec for spec in specs}
@@ -103,28 +62,35 @@ class FlatLayout:
     def views(self, flat: Tensor) -> dict[str, Tensor]:
         return {name: flat[o : o + n].view(self.specs[name].shape) for name, (o, n) in self.spans.items()}
 
+    def view(self, flat: Tensor, name: str) -> Tensor | None:
+        """None if the layout does not have it."""
+        if name not in self.spans:
+            return None
+        offset, size = self.spans[name]
+        return flat[offset : offset + size].view(self.specs[name].shape)
+
     def joined(self, flat: Tensor, *names: str) -> Tensor | None:
-        """Neighbours as one matrix (or one bias), stacked along the first axis; None where the model has none of them."""
+        """Adjacent parameters as one matrix (or one bias), stacked along the first axis; None if the layout has none of them."""
         present = [name for name in names if name in self.spans]
         if not present:
             return None
         start = self.spans[present[0]][0]
         end = sum(self.spans[present[-1]])
         if sum(self.spans[name][1] for name in present) != end - start:
-            raise ConfigError(f"{', '.join(present)} are not neighbours in the flat buffer")
+            raise ConfigError(f"{', '.join(present)} are not adjacent in the flat buffer")
         return flat[start:end].view(-1, *self.specs[present[0]].shape[1:])
 
     def all_but(self, flat: Tensor, names: Collection[str]) -> list[Tensor]:
-        """The stretches of the flat buffer that hold none of the named parameters, gaps included."""
-        stretches, end = [], 0
+        """The spans of the flat buffer that hold none of the named parameters, gaps included."""
+        spans, end = [], 0
         for name, (offset, size) in self.spans.items():
             if name in names:
-                stretches.append(flat[end:offset])
+                spans.append(flat[end:offset])
                 end = offset + size
-        return [stretch for stretch in (*stretches, flat[end:]) if len(stretch)]
+        return [span for span in (*spans, flat[end:]) if len(span)]
 
     def parts(self, flat: Tensor) -> dict[str, Tensor]:
-        """The flat buffer cut where a backward completes one stretch after the other: embed, blocks.0 …, head."""
+        """The flat buffer in the spans that backward completes one after the other: embed, blocks.0 …, head."""
         starts: dict[str, int] = {}
         for name, (offset, _) in self.spans.items():
             top = name.split(".")
@@ -135,15 +101,15 @@ class FlatLayout:
 
 
 class ParamStore:
-    """The flat buffers of a model: parameters, gradients, and the copy that products read where their dtype differs."""
+    """The flat buffers of a model: parameters, gradients, and the copy that matmuls read if their dtype differs."""
 
     def __init__(self, layout: FlatLayout, device: torch.device, dtype: str, *, trained: FlatLayout | None = None):
-        """trained: the beginning of `layout`, where not all of it has gradients (trained.py)."""
+        """trained: the first part of `layout`, if not all of it has gradients (trained.py)."""
         if dtype not in DTYPES:
             raise ConfigError(f"unknown dtype {dtype!r}; {nearest(dtype, DTYPES)}")
         master, compute = DTYPES[dtype]
         self.layout, self.trained = layout, trained or layout
-        with torch.inference_mode(False):  # such tensors would not count the writes into them
+        with torch.inference_mode(False):  # inference tensors have no version counter
             self.flat = torch.zeros(layout.numel, dtype=master, device=device)
             self.compute_flat = self.flat if compute == master else torch.empty_like(self.flat, dtype=compute)
         self.params: Mapping[str, Tensor] = MappingProxyType(layout.views(self.flat))
@@ -151,7 +117,7 @@ class ParamStore:
 
     @cached_property
     def flat_grads(self) -> Tensor:  # (m,) of what trains
-        """Made when they are first asked for: who only evaluates or generates has none."""
+        """Allocated on first use: evaluation and generation need none."""
         with torch.inference_mode(False):
             return torch.zeros_like(self.flat[: self.trained.numel])
 
@@ -161,18 +127,18 @@ class ParamStore:
 
     @property
     def version(self) -> int:
-        """How often the parameters were written: torch counts the in-place writes, through whichever view they came."""
+        """How often the parameters were written: torch counts in-place writes through any view."""
         return self.flat._version
 
     def expect_version(self, version: int) -> None:
-        """A backward is of the parameters its forward saw; with others it would be the gradient of nothing."""
+        """A backward must see the parameters its forward saw."""
         if version != self.version:
             raise OrderError("parameters were written between forward and backward; run forward again")
 
     def refresh(self, *, only_if_counted: bool = False) -> None:
-        """Bring the compute copy up to date. Some writers, torch's fused optimizers among them, go around the count of
-        writes, so the copy is made anew each time, unless the last writer made it itself (`copied`), or the caller decodes
-        token by token and says so."""
+        """Update the compute copy. Some writers, torch's fused optimizers among them, bypass the version counter, so the copy is
+        made every time, unless the last writer updated it itself (`mark_copied`), or the caller decodes token by token and
+        trusts the counter (only_if_counted)."""
         if self.compute_flat is self.flat or (self.version == self._copied_version and (only_if_counted or self._trusted)):
             return
         self.compute_flat.copy_(self.flat)
@@ -181,19 +147,19 @@ class ParamStore:
 
     @property
     def copy(self) -> Tensor | None:  # (m,) of what trains
-        """The compute copy, where there is one, for an optimizer that writes it along with the parameters."""
+        """The compute copy, if there is one, for an optimizer that writes it together with the parameters."""
         self._seen_version = self.version
         return None if self.compute_flat is self.flat else self.compute_flat[: self.trained.numel]
 
-    def copied(self) -> None:
-        """The optimizer has written `copy` too, and counts its writes. From here on only counted writes are seen: one that goes
-        around the count, a fused optimizer of torch's among them, must not be mixed with this. What does not train was not in
-        the optimizer's hands: if anyone wrote it since the last refresh, the copy is stale there."""
+    def mark_copied(self) -> None:
+        """Called after an optimizer has also written `copy`. From then on only counted writes are noticed, so an optimizer that
+        bypasses the version counter must not be mixed with this one. The optimizer does not write frozen parameters: if someone
+        else did since the last refresh, the copy is stale there and is not trusted."""
         if self.trained is self.layout or self._seen_version == self._copied_version:
             self._copied_version, self._trusted = self.version, True
 
     def raise_if_non_finite(self) -> None:
-        """Name the first parameter that holds NaN or infinity, where there is one."""
+        """Raise with the name of the first parameter that holds NaN or infinity, if any."""
         for name, w in self.params.items():
             bad = (~torch.isfinite(w)).nonzero()
             if len(bad):

@@ -1,9 +1,11 @@
-"""Passes forward and backward that are the same but for their tokens: recorded the second time, repeated from the third on.
+"""Capture and replay of forward and backward passes that differ only in their tokens: captured the second time, replayed from
+the third on.
 
-What a pass calls depends on the shape of its batch, the number of its targets and whether gradients are fresh, on no value. So
-the calls of one are those of the next, on the same buffers, with other tokens in them (kernels/cpu/recording.py). A small model
-on a CPU spends a third of its step on what this leaves out; on a GPU a graph does the same for the whole step (train/graph.py).
-Tested by: tests/model/test_repeat.py."""
+Which calls a pass makes depends on the shape of its batch, the number of its targets and whether gradients are accumulated, not
+on values. The captured calls therefore run again on the same buffers with other tokens in them (kernels/cpu/capture.py). A small
+model on a CPU spends a third of its step on the Python that this removes; on a GPU a CUDA graph does it for the whole step
+(train/graph.py).
+Tested by: tests/model/test_replay.py."""
 
 import logging
 from collections.abc import Callable, Hashable
@@ -15,29 +17,29 @@ from torch import Tensor
 from tapeless.ops.op import OpSet
 
 log = logging.getLogger("tapeless")
-MOST = 4  # recordings of one model, since each has buffers of its own: two shapes, fresh and not
-LATELY = 16  # passes that are remembered to have been; where the number of targets changes, no two may be the same
+MAX_CAPTURED = 4  # passes per model, since each has its own buffers: two shapes, accumulating and not
+REMEMBERED = 16  # keys of recent passes; if the number of targets varies, no two may be equal
 Pass = Callable[[Tensor, Tensor], tuple[Tensor, ...]]  # tokens, targets (B, T) -> tensors of one number
 
 
-class Recorded(NamedTuple):
-    ops: OpSet  # whose calls they are: as long as it is here, no other set has its id
+class CapturedPass(NamedTuple):
+    ops: OpSet  # whose calls they are; holding it keeps its id unique
     calls: list[Callable[[], Any]]
     tokens: Tensor  # (B, T) int64, read by the calls
     targets: Tensor  # (B, T) int64, likewise
     results: tuple[Tensor, ...]  # written by the calls
 
 
-class Repeats:
-    """The recordings of one model."""
+class CapturedPasses:
+    """The captured passes of one model."""
 
     def __init__(self) -> None:
         self._seen: set[Hashable] = set()
-        self._recorded: dict[Hashable, Recorded | None] = {}  # None: it could not be
+        self._captured: dict[Hashable, CapturedPass | None] = {}  # None: capture failed
 
     @property
     def count(self) -> int:
-        return sum(known is not None for known in self._recorded.values())
+        return sum(known is not None for known in self._captured.values())
 
     def run(
         self,
@@ -46,17 +48,17 @@ class Repeats:
         run: Pass,
         tokens: Tensor,  # (B, T) int64
         targets: Tensor,  # (B, T) int64
-        *same: Hashable,
+        *key: Hashable,
     ) -> tuple[Tensor, ...]:
-        """run(tokens, targets), or what it would do. prepare: called before calls are repeated. same: all that its calls depend
-        on, beside the shape of the batch, the ops and the number of threads."""
-        key = (tokens.shape, id(ops), torch.get_num_threads(), *same)
-        if key not in self._recorded and key in self._seen and self.count < MOST:
-            self._recorded[key], results = recorded(ops, run, tokens, targets)
+        """run(tokens, targets), or its replay. prepare: called before a replay. key: everything its calls depend on, besides the
+        shape of the batch, the ops and the number of threads."""
+        key = (tokens.shape, id(ops), torch.get_num_threads(), *key)
+        if key not in self._captured and key in self._seen and self.count < MAX_CAPTURED:
+            self._captured[key], results = capture_pass(ops, run, tokens, targets)
             return results
-        known = self._recorded.get(key)
+        known = self._captured.get(key)
         if known is None:
-            self._seen = {key, *(self._seen if len(self._seen) < LATELY else ())}
+            self._seen = {key, *(self._seen if len(self._seen) < REMEMBERED else ())}
             return run(tokens, targets)
         prepare()
         known.tokens.copy_(tokens)
@@ -66,17 +68,17 @@ class Repeats:
         return copies(known.results)
 
 
-def recorded(ops: OpSet, run: Pass, *batch: Tensor) -> tuple[Recorded | None, tuple[Tensor, ...]]:
-    """The recording of a pass, and what the pass returns."""
-    assert ops.record is not None
+def capture_pass(ops: OpSet, run: Pass, *batch: Tensor) -> tuple[CapturedPass | None, tuple[Tensor, ...]]:
+    """The captured pass, and what the pass returns."""
+    assert ops.capture is not None
     tokens, targets = (x.clone(memory_format=torch.contiguous_format) for x in batch)
-    results, recording = ops.record(lambda: run(tokens, targets))
-    if isinstance(recording, str):
-        log.debug("passes of %d x %d tokens are not recorded: %s", *tokens.shape, recording)
+    results, captured = ops.capture(lambda: run(tokens, targets))
+    if isinstance(captured, str):
+        log.debug("passes of %d x %d tokens are not captured: %s", *tokens.shape, captured)
         return None, results
-    return Recorded(ops, recording.calls, tokens, targets, results), copies(results)
+    return CapturedPass(ops, captured.calls, tokens, targets, results), copies(results)
 
 
 def copies(results: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """For the caller, since the next pass writes the same places."""
+    """For the caller, since the next replay overwrites the results."""
     return tuple(result.clone() for result in results)

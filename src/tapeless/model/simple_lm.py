@@ -92,11 +92,11 @@ class SimpleLM:
         self,
         tokens: Tensor,  # (B, T) int64
         targets: Tensor,  # (B, T) int64; -100 is ignored
-        fresh: bool = False,
+        accumulate: bool = True,
         **options: Any,
     ) -> Tensor:  # loss ()
-        """fresh: the gradients are this batch's alone, whatever they held."""
-        if fresh:
+        """accumulate: False replaces whatever the gradients held."""
+        if not accumulate:
             self.zero_grads()
         loss = self.forward(tokens, targets, **options)
         self.backward()

@@ -27,7 +27,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor
 
-from tapeless.config import BLOCKS, ModelConfig, nearest
+from tapeless.config import ModelConfig, nearest
 from tapeless.errors import ConfigError
 from tapeless.model.cache import KVCache
 from tapeless.model.linear import Adapter, LinearParams
@@ -159,7 +159,7 @@ def register_sublayer(cls: type[Sublayer]) -> type[Sublayer]:
 def sublayer_class(kind: str) -> type[Sublayer]:
     if kind not in _KINDS:
         raise ConfigError(
-            f"unknown sublayer kind {kind!r} in {BLOCKS}; {nearest(kind, _KINDS)}; "
+            f"unknown sublayer kind {kind!r} in blocks; {nearest(kind, _KINDS)}; "
             "a kind of your own must be imported first, or loaded with --plugin FILE"
         )
     return _KINDS[kind]

@@ -1,9 +1,9 @@
-"""Which parameters of a model train: all of them, all but those that a pattern freezes, or adapters alone.
+"""Which parameters of a model train: all, all but those that a pattern freezes, or LoRA adapters only.
 
-    freeze    names with * in them, separated by commas: "embed*,blocks.0.*"
-    lora      beside each matrix of its targets two small ones, `NAME.lora_a` (r, I) and `NAME.lora_b` (O, r); the rest stays
-What does not train has no gradient and no moments. It lies behind all that does in the flat buffer (params.py), so that
-optimizers see a buffer of nothing else. An adapter begins as nothing: b is zero.
+    freeze    comma-separated patterns of parameter names: "embed*,blocks.0.*"
+    lora      adds two small matrices to each target, `NAME.lora_a` (r, I) and `NAME.lora_b` (O, r); everything else is frozen
+Frozen parameters have no gradient and no optimizer state. They follow the trained ones in the flat buffer (params.py), so that
+optimizers see a buffer of trained parameters only. An adapter starts as zero, because b is zero.
 Tested by: tests/model/test_trained.py, tests/model/test_adapters.py."""
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,11 +15,9 @@ from tapeless.config import Lora, nearest
 from tapeless.errors import ConfigError
 from tapeless.model.params import FlatLayout, ParamSpec
 
-LINEAR = ("wq", "wk", "wv", "wo", "w_gate", "w_up", "w_down")  # what an adapter can stand beside, by the end of its name
-
 
 def layouts(specs: Sequence[ParamSpec], freeze: str, lora: Lora | None) -> tuple[FlatLayout, FlatLayout]:
-    """Where everything lies, and, at the same places, that part of it which trains."""
+    """The layout of all parameters, and of those that train, at the same offsets."""
     if lora and freeze:
         raise ConfigError("lora freezes everything but its adapters: leave out freeze")
     adapters = adapter_specs(specs, lora) if lora else []
@@ -42,14 +40,14 @@ def frozen_specs(specs: Sequence[ParamSpec], freeze: str) -> list[ParamSpec]:
         left = [spec.name for spec in group if spec not in frozen]
         if left and len(left) < len(group):
             raise ConfigError(
-                f"freeze: {', '.join(spec.name for spec in group)} are one matrix to the product that reads them, "
-                f"so that they freeze together; freeze {', '.join(left)} too, or none"
+                f"freeze: one matmul reads {', '.join(spec.name for spec in group)} as one matrix, so they can only be frozen "
+                f"together; freeze {', '.join(left)} too, or none"
             )
     return frozen
 
 
 def _groups(specs: Sequence[ParamSpec]) -> Iterator[list[ParamSpec]]:
-    """Parameters that lie side by side because one product reads them."""
+    """Parameters that are adjacent because one matmul reads them."""
     group: list[ParamSpec] = []
     for spec in specs:
         if group and not spec.joined:
@@ -60,16 +58,17 @@ def _groups(specs: Sequence[ParamSpec]) -> Iterator[list[ParamSpec]]:
 
 
 def adapter_specs(specs: Sequence[ParamSpec], lora: Lora) -> list[ParamSpec]:
-    """Two for each matrix that is a target, block by block."""
-    present = [kind for kind in LINEAR if any(_kind(spec) == kind for spec in specs)]
+    """Two for each target matrix, block by block."""
+    linear = [spec for spec in specs if spec.is_linear and spec.name.startswith("blocks.")]
+    present = list(dict.fromkeys(_kind(spec) for spec in linear))
     targets = present if lora.targets == "all-linear" else [target.strip() for target in lora.targets.split(",")]
     for target in targets:
         if target == "all-linear":
-            raise ConfigError(f"lora_targets {lora.targets!r}: all-linear stands alone; leave it or the others out")
+            raise ConfigError(f"lora_targets {lora.targets!r}: all-linear cannot be combined with names")
         if target not in present:
             raise ConfigError(f"lora_targets: this model has no {target!r}; {nearest(target, ['all-linear', *present])}")
     found = []
-    for spec in specs:
+    for spec in linear:
         if _kind(spec) in targets:
             O, I = spec.shape
             if lora.rank > min(O, I):
@@ -77,7 +76,7 @@ def adapter_specs(specs: Sequence[ParamSpec], lora: Lora) -> list[ParamSpec]:
                     f"lora_rank {lora.rank} is above the rank that {spec.name} {spec.shape} can have, {min(O, I)}"
                 )
             found += [
-                ParamSpec(f"{spec.name}.lora_a", (lora.rank, I), "adapter", True, None),
+                ParamSpec(f"{spec.name}.lora_a", (lora.rank, I), "adapter", True, None, is_linear=True),
                 ParamSpec(f"{spec.name}.lora_b", (O, lora.rank), "zeros", True, None),
             ]
     return found
@@ -88,7 +87,7 @@ def _kind(spec: ParamSpec) -> str:
 
 
 def merged(params: Mapping[str, Tensor], adapters: Mapping[str, Tensor], scale: float) -> dict[str, Tensor]:
-    """The parameters with w + s b a in the place of each w that has an adapter; multiplied in float64, rounded once."""
+    """The parameters with w + s b a for each w that has an adapter; computed in float64, rounded once."""
     result = dict(params)
     for name, b in adapters.items():
         target, _, part = name.rpartition(".")
@@ -103,10 +102,10 @@ def is_adapter(name: str) -> bool:
 
 
 def checkpointed(params: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """What a checkpoint holds: all parameters, or, where there are adapters, those alone."""
+    """What a checkpoint holds: all parameters, or only the adapters if there are any."""
     return {name: w for name, w in params.items() if is_adapter(name)} or dict(params)
 
 
 def plain(params: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The parameters of the model itself."""
+    """The parameters without adapters."""
     return {name: w for name, w in params.items() if not is_adapter(name)}

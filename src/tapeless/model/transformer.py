@@ -1,7 +1,7 @@
 """The transformer: forward, and backward as its mirror image.
 
     embed -> positions -> dropout -> block 0 … block L-1 -> final norm -> head and loss
-What forward keeps is a plain record; backward takes the blocks' parts from it one by one, last first, and each is freed as
+Forward keeps a plain record of saved activations; backward pops the blocks' parts from it, last first, and each is freed as
 soon as it is used. Training, evaluation and decoding all go through `_trunk`.
 Tested by: tests/model/test_transformer_grads.py, tests/model/test_against_hf.py, tests/model/test_errors.py."""
 
@@ -12,45 +12,83 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+import tapeless.model.attention
+import tapeless.model.feed_forward  # noqa: F401  # both register their kind of sublayer
 from tapeless.config import Lora, ModelConfig, nearest
 from tapeless.errors import ConfigError, InputError, OrderError
 from tapeless.kernels.choose import choose
-from tapeless.model.block import BlockSaved, block_backward, block_forward
+from tapeless.model.block import (
+    BlockSaved,
+    BranchParams,
+    Params,
+    build_blocks,
+    drop_backward,
+    drop_forward,
+    norm_specs,
+    norm_views,
+)
+from tapeless.model.cache import KVCache
 from tapeless.model.check import check_documents, check_num_targets, check_targets, check_tokens, check_upstream
-from tapeless.model.decode import KVCache
 from tapeless.model.init import initialize
-from tapeless.model.params import ParamStore, count_params, transformer_specs
-from tapeless.model.repeat import Repeats
-from tapeless.model.sublayers import RECOMPUTE, Call, Dropout, drop_backward, drop_forward
+from tapeless.model.params import FlatLayout, ParamSpec, ParamStore, count_params
+from tapeless.model.replay import CapturedPasses
+from tapeless.model.sublayer import RECOMPUTE, Context, Dropout, Sublayer
 from tapeless.model.trained import layouts
-from tapeless.model.views import TransformerParams, product_names, structured
 from tapeless.ops.cross_entropy import valid_targets
 from tapeless.ops.op import OpSet, loss_with_gradient
 from tapeless.ops.positions import POSITIONS
 from tapeless.ops.softcap import SOFTCAP
 
 
-class Kept(NamedTuple):
-    """What a forward leaves for its backward."""
+class TransformerParams(NamedTuple):
+    """The parameters as views of the flat buffer, or their gradients; None: absent or frozen."""
 
-    call: Call
+    embed: Tensor | None  # (V, C)
+    positions: Tensor | None  # (Tmax, C)
+    blocks: list[list[BranchParams]]
+    final_norm: Params
+    head: Tensor | None  # (V, C); of a tied model the embedding, whose gradient then collects both contributions
+
+
+class SavedActivations(NamedTuple):
+    """What a forward keeps for its backward."""
+
+    ctx: Context
     version: int  # of the parameters
     inputs: tuple[tuple[Tensor, int], ...]  # the caller's tensors that backward reads again, and their versions
     embed: Any
     blocks: list[BlockSaved]  # backward pops from the end
     final_norm: Any
-    head: Any  # of the loss, or of the head's product where logits were asked for
-    softcap: Any
-    loss_options: dict[str, Any] | None  # None: the forward ended at the logits
-    logits_shape: torch.Size | None  # then their shape
+    head: Any = None  # of the loss, or of the head's matmul if logits were asked for
+    softcap: Any = None
+    loss_options: dict[str, Any] | None = None  # None: the forward ended at the logits
+    logits_shape: torch.Size | None = None  # their shape in that case
 
 
-def counted(*inputs: Tensor | None) -> tuple[tuple[Tensor, int], ...]:
-    """Tensors with torch's count of the writes into them; those made under inference_mode have none."""
+def transformer_specs(config: ModelConfig) -> list[ParamSpec]:
+    """All parameters, in the order of the flat buffer."""
+    V, C = config.vocab_size, config.hidden_dim
+    specs = [ParamSpec("embed.w", (V, C), "embedding", True, 0, is_linear=config.tie_embeddings)]
+    if config.position == "learned":
+        specs.append(ParamSpec("pos.w", (config.max_seq_len, C), "embedding", True, None))
+    for block in build_blocks(config):
+        specs += block.specs()
+    specs += norm_specs(config, "final_norm")
+    return specs if config.tie_embeddings else [*specs, ParamSpec("head.w", (V, C), "linear", True, 0, is_linear=True)]
+
+
+def forward_flops(config: ModelConfig, seq_len: int) -> int:
+    """FLOPs of one token's forward in a sequence of this length: two per linear weight, and those of attention."""
+    linear = sum(torch.Size(spec.shape).numel() for spec in transformer_specs(config) if spec.is_linear)
+    return 2 * linear + sum(s.attention_flops(seq_len) for block in build_blocks(config) for s in block.sublayers)
+
+
+def with_versions(*inputs: Tensor | None) -> tuple[tuple[Tensor, int], ...]:
+    """Tensors with torch's count of writes into them; those made under inference_mode have none."""
     return tuple((x, x._version) for x in inputs if x is not None and not x.is_inference())
 
 
-def summed(x: Tensor) -> Tensor:  # ()
+def sum_of(x: Tensor) -> Tensor:  # ()
     return x.sum(dtype=torch.promote_types(x.dtype, torch.float32))
 
 
@@ -58,7 +96,7 @@ class Transformer:
     """A decoder-only transformer with explicit gradients.
 
     loss = model.forward(tokens, targets); model.backward(); then read or use model.grads, a mapping by name.
-    A model keeps what a forward saved and reuses its buffers, so it is for one thread of Python at a time."""
+    A model holds saved activations and reuses its buffers, so only one Python thread may use it at a time."""
 
     def __init__(
         self,
@@ -73,47 +111,58 @@ class Transformer:
         freeze: str = "",
         lora: Lora | None = None,
     ):
-        """initialized: False leaves the parameters zero, for a caller who writes them all. freeze, lora: what does not train,
-        and has no gradient (trained.py)."""
+        """initialized: False leaves the parameters zero, for a caller who writes them all. freeze, lora: which parameters are
+        frozen and have no gradient (trained.py)."""
         if not isinstance(config, ModelConfig):
             raise ConfigError(f"a Transformer takes a ModelConfig, got {type(config).__name__}; build_model takes any kind")
         if recompute not in RECOMPUTE:
             raise ConfigError(f"unknown recompute policy {recompute!r}; {nearest(recompute, RECOMPUTE)}")
         self.config, self.seed, self.dtype, self.recompute = config, seed, dtype, recompute
         if lora and dtype == "fp8":
-            raise ConfigError("adapters of a low rank are too narrow for products of eight bits; lora with --dtype bfloat16")
+            raise ConfigError("LoRA adapters are too narrow for 8-bit matmuls; use lora with --dtype bfloat16")
         self.device, self.freeze, self.lora = torch.device(device), freeze, lora
         self.ops, self.ops_reason = choose(ops, self.device, dtype)
+        self.blocks = build_blocks(config)
         layout, trained = layouts(transformer_specs(config), freeze, lora)
         self.store = ParamStore(layout, self.device, dtype, trained=trained)
         if initialized:
             initialize(self.store, config.init, config.num_layers, seed)
-        self._p = structured(config, self.store.layout, self.store.compute_flat)
-        make_decoder = None if lora else self.ops.decoder  # which knows of no adapters; merged, it is a model without them
+        self._p = self._views(self.store.layout, self.store.compute_flat)
+        make_decoder = None if lora else self.ops.decoder  # it does not know adapters; a merged model has none
         self._decode = make_decoder and make_decoder(config, self.store.layout.spans, self.store.compute_flat)
-        self._kept: Kept | None = None
-        self._repeats = Repeats()
+        self._saved: SavedActivations | None = None
+        self._captured = CapturedPasses()
 
     @cached_property
     def _g(self) -> TransformerParams:
-        return structured(self.config, self.store.trained, self.store.flat_grads)
+        return self._views(self.store.trained, self.store.flat_grads)
+
+    def _views(self, layout: FlatLayout, flat: Tensor) -> TransformerParams:
+        return TransformerParams(
+            embed=layout.view(flat, "embed.w"),
+            positions=layout.view(flat, "pos.w"),
+            blocks=[block.views(layout, flat) for block in self.blocks],
+            final_norm=norm_views(self.config, layout, flat, "final_norm"),
+            head=layout.view(flat, "embed.w" if self.config.tie_embeddings else "head.w"),
+        )
 
     @cached_property
     def _grad_parts(self) -> dict[str, Tensor]:
-        """What `on_grads_ready` is handed, one after the other."""
+        """What `on_grads_ready` receives, one after the other."""
         return self.store.trained.parts(self.store.flat_grads)
 
     @cached_property
-    def lowest(self) -> int:
-        """The first block that backward has to reach: nothing below it trains. 0 where an embedding does."""
+    def first_trainable_block(self) -> int:
+        """Backward stops there: nothing below it trains. 0 if an embedding trains."""
         parts = self.store.trained.parts(self.store.flat)
         blocks = [i for i in range(self.config.num_layers) if f"blocks.{i}" in parts]
         return 0 if "embed" in parts else min(blocks, default=self.config.num_layers)
 
     @cached_property
-    def _summed_grads(self) -> list[Tensor]:
-        """The stretches of the gradients that do not begin as a product."""
-        return self.store.trained.all_but(self.store.flat_grads, product_names(self.store.trained, self.config))
+    def _accumulated_grads(self) -> list[Tensor]:
+        """The spans of the gradients that no matmul writes whole, and that must be zeroed."""
+        linear = {name for name, spec in self.store.trained.specs.items() if spec.is_linear}
+        return self.store.trained.all_but(self.store.flat_grads, linear)
 
     @property
     def params(self) -> Mapping[str, Tensor]:
@@ -127,16 +176,20 @@ class Transformer:
     def num_params(self) -> int:
         return count_params(self.store.layout.specs.values())
 
+    def sublayer(self, name: str) -> Sublayer:
+        """By its name, such as blocks.0.attn."""
+        return next(s for block in self.blocks for s in block.sublayers if s.name == name)
+
     def zero_grads(self) -> None:
         self.store.flat_grads.zero_()
 
-    def _fresh_grads(self) -> OpSet:
-        """Zero the gradients that are sums, and return the ops that write the others, the products', without reading them."""
+    def _start_grads(self) -> OpSet:
+        """Zero the gradients that are accumulated into, and return the ops that write the others without reading them."""
         if self.ops.non_accumulating is None:
             self.zero_grads()
             return self.ops
-        for stretch in self._summed_grads:
-            stretch.zero_()
+        for span in self._accumulated_grads:
+            span.zero_()
         return self.ops.non_accumulating
 
     def forward(
@@ -148,21 +201,24 @@ class Transformer:
         step: int | None = None,
         first_sample: int = 0,
         documents: Tensor | None = None,  # (B, T) int64
+        check: bool = True,
     ) -> Tensor:  # loss ()
-        """The loss, and everything backward needs.
+        """The loss; saves the activations that backward needs.
 
-        num_targets: what the sum is divided by; the valid targets of all micro-batches and ranks together, by default of
-        this batch. step and first_sample (the global index of the first row) drive dropout. documents: attention stays
-        within positions of equal value."""
-        self._kept = None  # whatever goes wrong from here on, backward must not take an older forward for this one
-        self._check(tokens, targets, documents)
-        check_num_targets(num_targets)
-        n, kept = self._trunk(tokens, self._call(documents, self._dropout(step, first_sample)), keep=True)
+        num_targets: the divisor of the summed loss; the valid targets of all micro-batches and ranks together, by default of
+        this batch. step and first_sample (the global index of the first row) determine dropout. documents: attention stays
+        within positions of equal value. check: see forward_backward."""
+        self._saved = None  # after an error, backward must not use an older forward
+        if check:
+            self._check(tokens, targets, documents)
+            check_num_targets(num_targets)
+        n, saved = self._trunk(tokens, self._context(documents, self._dropout(step, first_sample)), keep=True)
         options = self._loss_options(num_targets)
         loss, head = self.ops.linear_cross_entropy.forward(n, targets, self._p.head, **options)
-        self._finite(n)  # with every target ignored, the loss alone would not show it
-        self._finite(loss)
-        self._kept = kept._replace(head=head, loss_options=options, inputs=counted(tokens, targets, documents))
+        if check:
+            self._finite(n)  # if every target is ignored, the loss alone does not show it
+            self._finite(loss)
+        self._saved = saved._replace(head=head, loss_options=options, inputs=with_versions(tokens, targets, documents))
         return loss
 
     def forward_backward(
@@ -175,38 +231,38 @@ class Transformer:
         first_sample: int = 0,
         documents: Tensor | None = None,  # (B, T) int64
         on_grads_ready: Callable[[Tensor], None] | None = None,
-        fresh: bool = False,
+        accumulate: bool = True,
         check: bool = True,
     ) -> Tensor:  # loss ()
-        """forward and then backward, as one call: a kernel can then make the head's gradient while its logits are there.
-        After an error, such as a parameter that is not finite, the gradients may hold this batch's or a part of them. Passes
-        that differ in their tokens alone may be repeated from a recording (repeat.py).
+        """forward and backward in one call, so that a kernel can compute the head's gradient while it has the logits. After an
+        error, such as a parameter that is not finite, the gradients may be incomplete. On the CPU, passes that differ only in
+        their tokens are captured and replayed (replay.py).
 
-        fresh: the gradients are this batch's alone, whatever they held: most need not be zeroed then, but are written.
-        check: False leaves out every look at values, so that nothing waits for the device and the call can be captured in a
-        graph; num_targets may then be a number on the device. Who calls it so answers for the ids and for finite numbers."""
-        self._kept = None
+        accumulate: False replaces whatever the gradients held, which is faster than zeroing and adding.
+        check: False reads no values, so that nothing waits for the device and the call can be captured in a CUDA graph;
+        num_targets may then be a tensor on the device. The caller is then responsible for valid ids and finite numbers."""
+        self._saved = None
         if check:
             self._check(tokens, targets, documents)
             check_num_targets(num_targets)
         elif self.ops.begin is not None:
             self.ops.begin()
-        call = self._call(documents, self._dropout(step, first_sample))
-        # Nothing but tokens and targets may differ between two passes; and in inference mode torch's dispatcher shows less.
-        alike = on_grads_ready is None and documents is None and call.dropout is None and not torch.is_inference_mode_enabled()
-        repeatable = alike and self.ops.record is not None
-        if repeatable:
+        ctx = self._context(documents, self._dropout(step, first_sample))
+        # Only tokens and targets may differ between captured passes; in inference mode torch's dispatcher shows fewer calls.
+        varies = on_grads_ready is not None or documents is not None or ctx.dropout is not None
+        capturable = self.ops.capture is not None and not varies and not torch.is_inference_mode_enabled()
+        if capturable:
             num_targets = int(num_targets or valid_targets(targets))
 
-        def run(tokens: Tensor, targets: Tensor) -> tuple[Tensor, ...]:  # loss (), and to be checked, a sum ()
-            return self._forward_backward(tokens, targets, call, num_targets, on_grads_ready, fresh, check)
+        def run(tokens: Tensor, targets: Tensor) -> tuple[Tensor, ...]:  # loss (), and a sum () to check
+            return self._forward_backward(tokens, targets, ctx, num_targets, on_grads_ready, accumulate, check)
 
-        if repeatable:
-            same = num_targets, fresh, check, self.recompute
-            loss, *looked_at = self._repeats.run(self.ops, self.store.refresh, run, tokens, targets, *same)
+        if capturable:
+            key = num_targets, accumulate, check, self.recompute
+            loss, *sums = self._captured.run(self.ops, self.store.refresh, run, tokens, targets, *key)
         else:
-            loss, *looked_at = run(tokens, targets)
-        for number in (*looked_at, loss) if check else ():
+            loss, *sums = run(tokens, targets)
+        for number in (*sums, loss) if check else ():
             self._finite(number)
         return loss
 
@@ -214,21 +270,21 @@ class Transformer:
         self,
         tokens: Tensor,  # (B, T) int64
         targets: Tensor,  # (B, T) int64
-        call: Call,
+        ctx: Context,
         num_targets: int | Tensor | None,
         on_grads_ready: Callable[[Tensor], None] | None,
-        fresh: bool,
+        accumulate: bool,
         check: bool,
-    ) -> tuple[Tensor, ...]:  # loss (), and to be checked, the sum () of what the head reads
-        n, kept = self._trunk(tokens, call, keep=True)
-        if fresh:
-            kept = kept._replace(call=call._replace(ops=self._fresh_grads()))
-        total = (summed(n),) if check else ()  # with every target ignored, the loss alone would not show a bad number
+    ) -> tuple[Tensor, ...]:  # loss (), and if it is to be checked, the sum () of the head's input
+        n, saved = self._trunk(tokens, ctx, keep=True)
+        if not accumulate:
+            saved = saved._replace(ctx=ctx._replace(ops=self._start_grads()))
+        total = (sum_of(n),) if check else ()  # if every target is ignored, the loss alone does not show a bad number
         assert self._p.head is not None
         options = self._loss_options(num_targets)
-        loss, dn = loss_with_gradient(kept.call.ops.linear_cross_entropy, n, targets, self._p.head, self._g.head, **options)
+        loss, dn = loss_with_gradient(saved.ctx.ops.linear_cross_entropy, n, targets, self._p.head, self._g.head, **options)
         del n
-        self._trunk_backward(dn, kept, on_grads_ready)
+        self._trunk_backward(dn, saved, on_grads_ready)
         return loss, *total
 
     def loss(
@@ -240,11 +296,11 @@ class Transformer:
         documents: Tensor | None = None,  # (B, T) int64
         check: bool = True,
     ) -> Tensor:  # ()
-        """The loss for evaluation: nothing is kept, nothing is dropped out. check: as of forward_backward."""
+        """The loss for evaluation: saves nothing, applies no dropout. check: see forward_backward."""
         if check:
             self._check(tokens, targets, documents)
             check_num_targets(num_targets)
-        n, _ = self._trunk(tokens, self._call(documents), keep=False)
+        n, _ = self._trunk(tokens, self._context(documents), keep=False)
         loss, _ = self.ops.linear_cross_entropy.forward(n, targets, self._p.head, **self._loss_options(num_targets))
         if check:
             self._finite(loss)
@@ -258,32 +314,39 @@ class Transformer:
         kv_cache: KVCache | None = None,
         documents: Tensor | None = None,  # (B, T) int64
     ) -> Tensor:  # (B, T, V)
-        """Logits of every position. keep: backward(dlogits) may follow. kv_cache: tokens continue those it holds."""
+        """Logits of every position. keep: save activations, so that backward(dlogits) may follow. kv_cache: tokens continue
+        those it holds."""
         if keep:
-            self._kept = None
+            self._saved = None
         self._check(tokens, None, documents)
         if kv_cache is not None:
             if keep or documents is not None:
-                raise InputError("logits with a kv_cache cannot be kept for backward, nor be given documents")
+                raise InputError("logits with a kv_cache cannot be differentiated, and takes no documents")
             kv_cache.expect(*tokens.shape)
-        head = softcap = kept = None
+        head = softcap = saved = None
         if kv_cache is not None and tokens.shape[1] == 1 and self._decode is not None:
             self.store.refresh(only_if_counted=True)
             logits = self._decode(tokens, kv_cache)
         else:
-            n, kept = self._trunk(tokens, self._call(documents, kv_cache=kv_cache), keep)
+            n, saved = self._trunk(tokens, self._context(documents, kv_cache=kv_cache), keep)
             logits, head = self.ops.linear.forward(n, self._p.head, None)
         if self.config.logit_softcap:
             logits, softcap = SOFTCAP.forward(logits, cap=self.config.logit_softcap)
         self._finite(logits)
-        if kept is not None and keep:
-            self._kept = kept._replace(head=head, softcap=softcap, logits_shape=logits.shape, inputs=counted(tokens, documents))
+        if saved is not None and keep:
+            inputs = with_versions(tokens, documents)
+            self._saved = saved._replace(head=head, softcap=softcap, logits_shape=logits.shape, inputs=inputs)
         if kv_cache is not None:
             kv_cache.length += tokens.shape[1]
         return logits
 
     def kv_cache(self, batch_size: int, capacity: int) -> KVCache:
-        return KVCache(self.config, batch_size, capacity, self.device, self.store.compute_flat.dtype)
+        """For decoding: holds what the sublayers remember of up to `capacity` tokens."""
+        c = self.config
+        if c.position == "learned" and capacity > c.max_seq_len:
+            raise InputError(f"kv_cache for {capacity} tokens, but max_seq_len is {c.max_seq_len}; learned positions end there")
+        shapes = {s.name: s.cache_shapes(batch_size, capacity) for block in self.blocks for s in block.sublayers}
+        return KVCache(shapes, batch_size, capacity, self.device, self.store.compute_flat.dtype)
 
     def backward(
         self,
@@ -293,67 +356,67 @@ class Transformer:
     ) -> None:
         """Accumulate the gradient of the last forward's loss, or of <dlogits, logits>, into `grads`.
 
-        on_grads_ready is handed each stretch of the flat gradients as soon as it is complete, the head's first, then block
-        by block, the embedding's last: what a reduction over ranks may start on."""
-        kept = self._kept
-        if kept is None:
+        on_grads_ready receives each span of the flat gradients as soon as it is complete, the head's first, then block by
+        block, the embedding's last: a reduction over ranks can start on it."""
+        saved = self._saved
+        if saved is None:
             raise OrderError(
                 "backward without a forward: call forward(tokens, targets), or logits(tokens, keep=True), before each"
             )
-        if (dlogits is None) == (kept.loss_options is None):
+        if (dlogits is None) == (saved.loss_options is None):
             raise OrderError("backward() follows forward(tokens, targets); backward(dlogits) follows logits(tokens, keep=True)")
         if dlogits is not None:
-            check_upstream(dlogits, kept.logits_shape, self.store.compute_flat.dtype)
-        self.store.expect_version(kept.version)
-        if any(x._version != version for x, version in kept.inputs):
+            check_upstream(dlogits, saved.logits_shape, self.store.compute_flat.dtype)
+        self.store.expect_version(saved.version)
+        if any(x._version != version for x, version in saved.inputs):
             raise OrderError("tokens, targets or documents were written between forward and backward; run forward again")
-        self._kept = None
-        self._trunk_backward(self._head_backward(dlogits, kept), kept, on_grads_ready)
+        self._saved = None
+        self._trunk_backward(self._head_backward(dlogits, saved), saved, on_grads_ready)
 
-    def _trunk_backward(self, dn: Tensor, kept: Kept, on_grads_ready: Callable[[Tensor], None] | None) -> None:
-        """The mirror image of `_trunk`, from the gradient of its output on: dn (B, T, C)."""
-        p, g, call, c = self._p, self._g, kept.call, self.config
+    def _trunk_backward(self, dn: Tensor, saved: SavedActivations, on_grads_ready: Callable[[Tensor], None] | None) -> None:
+        """The mirror image of `_trunk`, starting from the gradient of its output, dn (B, T, C)."""
+        p, g, ctx, c = self._p, self._g, saved.ctx, self.config
 
         def ready(part: str) -> None:
             if on_grads_ready is not None and part in self._grad_parts:
                 on_grads_ready(self._grad_parts[part])
 
-        dx = call.ops.add_norm[c.norm].backward(None, dn, kept.final_norm, *p.final_norm, *g.final_norm)
+        dx = ctx.ops.add_norm[c.norm].backward(None, dn, saved.final_norm, *p.final_norm, *g.final_norm)
         ready("head")
-        for i in reversed(range(self.lowest, c.num_layers)):
-            dx = block_backward(dx, kept.blocks.pop(), p.blocks[i], g.blocks[i], call, i)
+        for i in reversed(range(self.first_trainable_block, c.num_layers)):
+            dx = self.blocks[i].backward(dx, saved.blocks.pop(), p.blocks[i], g.blocks[i], ctx)
             ready(f"blocks.{i}")
         if "embed" not in self._grad_parts:
             return
-        dx = drop_backward(dx, call, "embed")
+        dx = drop_backward(dx, ctx, "embed")
         if p.positions is not None:
             dx = POSITIONS.backward(dx, None, p.positions, g.positions)
-        call.ops.embed.backward(dx, kept.embed, p.embed, g.embed)
+        ctx.ops.embed.backward(dx, saved.embed, p.embed, g.embed)
         ready("embed")
 
-    def _trunk(self, tokens: Tensor, call: Call, keep: bool) -> tuple[Tensor, Kept]:  # n (B, T, C)
+    def _trunk(self, tokens: Tensor, ctx: Context, keep: bool) -> tuple[Tensor, SavedActivations]:  # n (B, T, C)
         """Everything before the head."""
-        self.store.refresh(only_if_counted=call.offset > 0)
+        self.store.refresh(only_if_counted=ctx.offset > 0)
         p, c = self._p, self.config
         x, embed = self.ops.embed.forward(tokens, p.embed)
         if p.positions is not None:
-            x, _ = POSITIONS.forward(x, p.positions, offset=call.offset)
-        x, delta = drop_forward(x, call, "embed"), None
+            x, _ = POSITIONS.forward(x, p.positions, offset=ctx.offset)
+        x, delta = drop_forward(x, ctx, "embed"), None
         blocks = []
-        for i in range(c.num_layers):
-            x, delta, saved = block_forward(x, delta, p.blocks[i], call, i)
-            if keep and i >= self.lowest:
+        for i, block in enumerate(self.blocks):
+            x, delta, saved = block.forward(x, delta, p.blocks[i], ctx)
+            if keep and i >= self.first_trainable_block:
                 blocks.append(saved)
         _, n, final_norm = self.ops.add_norm[c.norm].forward(x, delta, *p.final_norm, eps=c.norm_eps)
-        return n, Kept(call, self.store.version, (), embed, blocks, final_norm, None, None, None, None)
+        return n, SavedActivations(ctx, self.store.version, (), embed, blocks, final_norm)
 
-    def _head_backward(self, dlogits: Tensor | None, kept: Kept) -> Tensor:  # dn (B, T, C)
+    def _head_backward(self, dlogits: Tensor | None, saved: SavedActivations) -> Tensor:  # dn (B, T, C)
         p, g = self._p, self._g
-        if kept.loss_options is not None:
-            return self.ops.linear_cross_entropy.backward(1.0, kept.head, p.head, g.head, **kept.loss_options)
-        if kept.softcap is not None:
-            dlogits = SOFTCAP.backward(dlogits, kept.softcap, cap=self.config.logit_softcap)
-        return self.ops.linear.backward(dlogits, kept.head, p.head, None, g.head, None)
+        if saved.loss_options is not None:
+            return self.ops.linear_cross_entropy.backward(1.0, saved.head, p.head, g.head, **saved.loss_options)
+        if saved.softcap is not None:
+            dlogits = SOFTCAP.backward(dlogits, saved.softcap, cap=self.config.logit_softcap)
+        return self.ops.linear.backward(dlogits, saved.head, p.head, None, g.head, None)
 
     def _loss_options(self, num_targets: int | Tensor | None) -> dict[str, Any]:
         c = self.config
@@ -364,9 +427,9 @@ class Transformer:
             "softcap": c.logit_softcap,
         }
 
-    def _call(self, documents: Tensor | None, dropout: Dropout | None = None, kv_cache: KVCache | None = None) -> Call:
+    def _context(self, documents: Tensor | None, dropout: Dropout | None = None, kv_cache: KVCache | None = None) -> Context:
         scale = self.lora.scale if self.lora else 1.0
-        return Call(self.config, self.ops, self.recompute, documents, dropout, kv_cache, scale)
+        return Context(self.ops, self.recompute, documents, dropout, kv_cache, scale)
 
     def _dropout(self, step: int | None, first_sample: int) -> Dropout | None:
         if self.config.dropout == 0:
@@ -385,6 +448,6 @@ class Transformer:
             check_documents(documents, tokens)
 
     def _finite(self, result: Tensor) -> None:
-        """Bad weights are named where they show; a bad result of good weights is the caller's to judge."""
-        if not torch.isfinite(summed(result)):  # one pass, one number
+        """Raise if a non-finite result comes from non-finite weights; otherwise it is the caller's to judge."""
+        if not torch.isfinite(sum_of(result)):  # one pass, one number
             self.store.raise_if_non_finite()

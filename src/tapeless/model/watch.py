@@ -87,7 +87,7 @@ class _Watch:
                 fields[name] = self._op(name, member)
             else:
                 fields[name] = {kind: self._op(name, op) for kind, op in member.items()}
-        return replace(ops, **fields, non_accumulating=None, decoder=None, record=None)
+        return replace(ops, **fields, non_accumulating=None, decoder=None, capture=None)
 
     def _op(self, name: str, op: Op) -> Op:
         def forward(*inputs: Any, **options: Any) -> Any:

@@ -8,7 +8,7 @@ Backward, by y_no = sum_k u_nk b_ok and u_nk = s sum_i x_ni a_ki:
     da += du' x                 dx = du a
 The sum of both terms hands dy to each, so that x receives dy w + du a: the gradient goes through w, and w itself needs none.
 s is multiplied in where it is cheapest, at the r columns in the middle.
-x -> x a' is itself a product of the model's set (`product`), the one that stands beside it: a linear map, or the ffn_down that
+x -> x a' is itself a product of the model's set (`linear`), the one that stands beside it: a linear map, or the ffn_down that
 makes h on the way, so that neither pass keeps h.
 Saved: what that product saves, and u.
 Tested by: tests/ops/test_lora.py."""
@@ -23,7 +23,7 @@ from tapeless.ops.op import Op
 
 
 class LoraSaved(NamedTuple):
-    product: Any  # its own record, which holds x (..., I)
+    linear: Any  # its own record, which holds x (..., I)
     u: Tensor  # (..., r)
 
 
@@ -33,11 +33,11 @@ def lora_forward(
     b: Tensor,  # (O, r)
     *,
     scale: float,
-    product: Op = LINEAR,
+    linear: Op = LINEAR,
 ) -> tuple[Tensor, LoraSaved]:  # y (..., O)
-    xa, of_product = product.forward(x, a, None)
+    xa, of_linear = linear.forward(x, a, None)
     u = xa * scale
-    return u @ b.t(), LoraSaved(of_product, u)
+    return u @ b.t(), LoraSaved(of_linear, u)
 
 
 def lora_backward(
@@ -49,12 +49,12 @@ def lora_backward(
     db: Tensor | None,  # (O, r)  accumulated into
     *,
     scale: float,
-    product: Op = LINEAR,
+    linear: Op = LINEAR,
 ) -> Tensor:  # dx (..., I)
     if db is not None:
         add_product(db, rows(dy).t(), rows(saved.u))
     du = (dy @ b) * scale
-    return product.backward(du, saved.product, a, None, da, None)
+    return linear.backward(du, saved.linear, a, None, da, None)
 
 
 LORA = Op(lora_forward, lora_backward)

@@ -30,6 +30,7 @@ class Op(NamedTuple):
     forward: Callable[..., Any]
     backward: Callable[..., Any]
     both: Callable[..., Any] | None = None  # of a loss: (x, targets, w, dw, *, scalars) -> loss, dx, as if dloss were 1
+    backward_dw: Callable[..., None] | None = None
 
 
 class Recording(NamedTuple):
@@ -54,7 +55,9 @@ class OpSet:
     linear_cross_entropy: Op
     dropout: Op  # saves nothing: a mask is hashed again from its key
     begin: Callable[[], None] | None = None  # called at the beginning of every pass through a model
-    decoder: Callable[..., Callable[..., Tensor]] | None = None  # one token through the whole model; None: by the ops above
+    decoder: Callable[..., Callable[..., Tensor] | None] | None = (
+        None  # one token through the whole model; None: by the ops above
+    )
     # The optimizer's two passes over the flat buffers; None: optim/adam.py and optim/clip.py.
     adam_update: Callable[..., None] | None = None  # (p, g, m, v, copy, pieces, numbers, scale), as AdamW.fused_update calls it
     grad_norm: Callable[[Tensor], Tensor] | None = None  # (n,) -> () float64
@@ -66,7 +69,7 @@ class OpSet:
     capturable: bool = False
     # (run) -> what run() returns, and its calls, or why they cannot be repeated; None: it cannot record. Who replaces an op
     # by one that computes in numpy sets it to None.
-    record: "Callable[[Callable[[], Any]], tuple[Any, Recording | str]] | None" = None
+    capture: "Callable[[Callable[[], Any]], tuple[Any, Recording | str]] | None" = None
 
 
 def loss_with_gradient(
@@ -84,15 +87,15 @@ def loss_with_gradient(
     return loss, op.backward(1.0, saved, w, dw, **options)
 
 
-def without(saved: Saved, *names: str) -> Saved:
+def drop(saved: Saved, *names: str) -> Saved:
     """`saved` with the named activations dropped, so that their memory can go."""
     if saved is None:
         return saved
     return saved._replace(**{name: None for name in names if name in saved._fields})  # type: ignore[attr-defined]
 
 
-def handed_back(saved: Saved, **activations: Any) -> Saved:
-    """`saved` with activations put back that `without` had dropped."""
+def restore(saved: Saved, **activations: Any) -> Saved:
+    """`saved` with activations put back that `drop` had dropped."""
     if saved is None:
         return saved
     return saved._replace(**{name: x for name, x in activations.items() if name in saved._fields})  # type: ignore[attr-defined]

@@ -129,7 +129,7 @@ class GraphedStep:
         count = (~ignored).sum().clamp_min(1).float()
         losses: list[Tensor] = []
         for x, y in micro_batches(self.grad_accum, tokens, targets):
-            losses.append(model.forward_backward(x, y, num_targets=count, fresh=not losses, check=False))
+            losses.append(model.forward_backward(x, y, num_targets=count, accumulate=bool(losses), check=False))
         loss = sum(losses[1:], losses[0])
         assert model.ops.grad_norm is not None
         norm = model.ops.grad_norm(model.store.flat_grads)
@@ -139,13 +139,13 @@ class GraphedStep:
         skipped = loss > self.loss_limit
         scale = torch.where(good & loss.isfinite() & norm.isfinite() & ~skipped, scale, math.nan)
         self.optimizer.fused_update(self.numbers, scale.float(), model.store.copy)
-        model.store.copied()
+        model.store.mark_copied()
         return torch.stack([loss.double(), norm, good.double(), skipped.double()])
 
     def _count_writes(self) -> None:
         """A replay writes the parameters without torch's counting it."""
         self.model.store.flat[:0].zero_()
-        self.model.store.copied()
+        self.model.store.mark_copied()
 
     def _judge(self, loss: float, norm: float, good_ids: float, step: int) -> None:
         if not good_ids:

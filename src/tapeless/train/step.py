@@ -67,7 +67,7 @@ def accumulate_gradients(
     for x, y, *apart in micro_batches(grad_accum, tokens, targets, *([] if documents is None else [documents])):
         options: dict[str, Any] = {"documents": apart[0]} if apart else {}
         options |= {} if check else {"check": False}
-        options |= {"num_targets": num_targets, "step": step, "first_sample": first_sample, "fresh": not losses}
+        options |= {"num_targets": num_targets, "step": step, "first_sample": first_sample, "accumulate": bool(losses)}
         losses.append(model.forward_backward(x, y, **options))
         first_sample += len(x)
     return float(sum(losses))
@@ -106,5 +106,5 @@ def train_step(
         return StepResult(loss, norm, skipped=True)
     optimizer.lr = lr
     if optimizer.step(scale=clip_scale(norm, grad_clip), copy=model.store.copy):
-        model.store.copied()
+        model.store.mark_copied()
     return StepResult(loss, norm)

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from tapeless.config import AnyModelConfig, ModelConfig, SimpleLMConfig
 from tapeless.model.build import AnyModel
-from tapeless.model.params import count_params, transformer_specs
+from tapeless.model.params import count_params
+from tapeless.model.transformer import transformer_specs
 from tapeless.verify.finding import Finding
 from tapeless.verify.fixtures import batch, blank_model, loss_with_gradients, move_off_init, trains_of
 from tapeless.verify.oracles import COMPLEX_H, directional_error, directions

@@ -13,7 +13,7 @@ import torch
 
 from tapeless.config import AnyModelConfig, ModelConfig
 from tapeless.model.build import build_model
-from tapeless.model.params import transformer_specs
+from tapeless.model.transformer import transformer_specs
 from tapeless.verify.finding import Finding
 from tapeless.verify.fixtures import LAW, ModelCase, Setting, shrunk
 from tapeless.verify.full_size import Step, feasible, full_size_findings

@@ -87,7 +87,7 @@ LISTED = (
         '"num_targets": grad_accum * valid_targets(y),',
     ),
     Mutant("7", "accumulation without 1/k", STEP, '"num_targets": num_targets,', '"num_targets": None,'),
-    Mutant("8", "gradients not zeroed", STEP, '"fresh": not losses', '"fresh": False'),
+    Mutant("8", "gradients not zeroed", STEP, '"accumulate": bool(losses)', '"accumulate": True'),
     Mutant(
         "9",
         "dW transposed (square)",

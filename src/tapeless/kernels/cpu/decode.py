@@ -14,6 +14,7 @@ import torch
 from numba import prange
 from torch import Tensor
 
+from tapeless.config import DEFAULT_BLOCKS
 from tapeless.kernels.cpu.ffn_down import KINDS, gated_row, plain_row
 from tapeless.kernels.cpu.functions import exp
 from tapeless.kernels.cpu.jit import array, compiled, inlined, kernel, put, wide
@@ -181,10 +182,13 @@ def _decode(tokens, flat, layers, ends, keys, values, position, C, H, F, up_widt
 def decoder(
     config: Any,  # a ModelConfig
     spans: Mapping[str, tuple[int, int]],  # parameter -> where it lies in the flat buffer, and its size
-    flat: Tensor,  # (n,) the parameters that products read
-) -> Callable[[Tensor, Any], Tensor]:
-    """A function (tokens (B, 1), kv_cache) -> logits (B, 1, V) that puts the new keys and values into the cache."""
+    flat: Tensor,  # (n,) the parameters that matmuls read
+) -> Callable[[Tensor, Any], Tensor] | None:
+    """A function (tokens (B, 1), kv_cache) -> logits (B, 1, V) that writes the new keys and values into the cache; None for
+    blocks other than attention and feed-forward that are alike in all layers."""
     c = config
+    if c.blocks != DEFAULT_BLOCKS:
+        return None
 
     def offset(name: str) -> int:
         return spans[name][0] if name in spans else -1
@@ -210,8 +214,8 @@ def decoder(
             array(flat),
             layers,
             ends,
-            array(kv_cache.keys),
-            array(kv_cache.values),
+            array(kv_cache.stacked["keys"][0]),
+            array(kv_cache.stacked["values"][0]),
             kv_cache.length,
             *numbers,
             np.float32(c.norm_eps),

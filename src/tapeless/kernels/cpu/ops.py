@@ -37,7 +37,7 @@ def cpu_ops() -> OpSet:
         decoder=decoder,
         adam_update=adam_update,
         grad_norm=grad_norm,
-        record=recording_with(ws),
+        capture=recording_with(ws),
     )
     return replace(
         ops,

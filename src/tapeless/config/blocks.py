@@ -26,9 +26,7 @@ def _sublayer(part: str, text: str) -> tuple[str, dict[str, Any]]:
     found = _SUBLAYER.fullmatch(part)
     settings = [_SETTING.fullmatch(setting) for setting in (found[2].split(",") if found and found[2] else ())]
     if found is None or None in settings:
-        raise ConfigError(
-            f"blocks: cannot read {part!r} in {text!r}; expected a pattern such as attn+ffn or attn(num_heads=2)+ffn"
-        )
+        raise ConfigError(f"blocks: cannot read {part!r} in {text!r}; expected a pattern such as attn+ffn")
     return found[1], {setting[1]: _value(setting[2]) for setting in settings if setting}
 
 

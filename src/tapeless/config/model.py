@@ -18,7 +18,7 @@ class ModelConfig:
     num_layers: int = option(4, "blocks [L]")
     blocks: str = option(
         DEFAULT_BLOCKS,
-        "sublayers of a block; layers that differ are separated by /, and the pattern repeats: attn+ffn/shift+ffn",
+        "sublayers of a block; / separates layers that differ, and the pattern repeats: attn+ffn/shift+ffn",
     )
     num_heads: int = option(4, "query heads [H]")
     num_kv_heads: int = option(None, "key and value heads [G]; divides num_heads; default num_heads", derived=True)

@@ -106,7 +106,7 @@ def dry_run(config: AnyModelConfig, train: TrainConfig, ops: str) -> DryRun:
         kept = [checkpointed(model.params), *optimizer.named_state().values(), *([] if ema is None else [ema.named()])]
     N, V, itemsize = train.batch_size * T, config.vocab_size, store.compute_flat.element_size()
     rows = double.logits_rows(N, V) if double else min(N, chunk_rows(V, CHUNK))
-    saved = saved_of(config, train, lowest=model.lowest if isinstance(model, Transformer) else 0)
+    saved = saved_of(config, train, lowest=model.first_trainable_block if isinstance(model, Transformer) else 0)
     return DryRun(
         parameters=store.flat.nbytes,
         copy=0 if store.compute_flat is store.flat else store.compute_flat.nbytes,

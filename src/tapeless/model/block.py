@@ -93,16 +93,18 @@ class Block:
     def _pre_norm_forward(
         self, x: Tensor, delta: Tensor | None, p: list[BranchParams], ctx: Context
     ) -> tuple[Tensor, Tensor | None, BlockSaved]:
-        add_norm, branches = ctx.ops.add_norm[self.config.norm], []
+        add_norm, start, branches = ctx.ops.add_norm[self.config.norm], None, []
         for sublayer, (w, p_sub) in zip(self.sublayers, p, strict=True):
             x, n, norm = add_norm.forward(x, delta, *w, eps=self.config.norm_eps)
             y, saved = sublayer.forward(n, p_sub, ctx)
             delta = drop_forward(y, ctx, sublayer.name)
+            start = x if start is None else start
             branches.append(BranchSaved(x, norm, saved))
-        return x, delta, BlockSaved(branches[0].s, tuple(branches))
+        assert start is not None
+        return x, delta, BlockSaved(start, tuple(branches))
 
     def _post_norm_forward(
-        self, x: Tensor, delta: None, p: list[BranchParams], ctx: Context
+        self, x: Tensor, delta: Tensor | None, p: list[BranchParams], ctx: Context
     ) -> tuple[Tensor, None, BlockSaved]:
         add_norm, start, branches = ctx.ops.add_norm[self.config.norm], x, []
         for sublayer, (w, p_sub) in zip(self.sublayers, p, strict=True):

@@ -70,7 +70,7 @@ class FlatLayout:
         return flat[offset : offset + size].view(self.specs[name].shape)
 
     def joined(self, flat: Tensor, *names: str) -> Tensor | None:
-        """Adjacent parameters as one matrix (or one bias), stacked along the first axis; None if the layout has none of them."""
+        """Adjacent parameters as one matrix (or one bias), stacked along the first axis; None if there are none of them."""
         present = [name for name in names if name in self.spans]
         if not present:
             return None
@@ -136,8 +136,8 @@ class ParamStore:
             raise OrderError("parameters were written between forward and backward; run forward again")
 
     def refresh(self, *, only_if_counted: bool = False) -> None:
-        """Update the compute copy. Some writers, torch's fused optimizers among them, bypass the version counter, so the copy is
-        made every time, unless the last writer updated it itself (`mark_copied`), or the caller decodes token by token and
+        """Update the compute copy. Some writers, torch's fused optimizers among them, bypass the version counter, so the copy
+        is made every time, unless the last writer updated it itself (`mark_copied`), or the caller decodes token by token and
         trusts the counter (only_if_counted)."""
         if self.compute_flat is self.flat or (self.version == self._copied_version and (only_if_counted or self._trusted)):
             return

@@ -2,8 +2,8 @@
 the third on.
 
 Which calls a pass makes depends on the shape of its batch, the number of its targets and whether gradients are accumulated, not
-on values. The captured calls therefore run again on the same buffers with other tokens in them (kernels/cpu/capture.py). A small
-model on a CPU spends a third of its step on the Python that this removes; on a GPU a CUDA graph does it for the whole step
+on values. The captured calls therefore run again on the same buffers with other tokens in them (kernels/cpu/capture.py). A
+small model on a CPU spends a third of its step on the Python that this removes; on a GPU a CUDA graph does it for the whole step
 (train/graph.py).
 Tested by: tests/model/test_replay.py."""
 
@@ -50,8 +50,8 @@ class CapturedPasses:
         targets: Tensor,  # (B, T) int64
         *key: Hashable,
     ) -> tuple[Tensor, ...]:
-        """run(tokens, targets), or its replay. prepare: called before a replay. key: everything its calls depend on, besides the
-        shape of the batch, the ops and the number of threads."""
+        """run(tokens, targets), or its replay. prepare: called before a replay. key: everything its calls depend on, besides
+        the shape of the batch, the ops and the number of threads."""
         key = (tokens.shape, id(ops), torch.get_num_threads(), *key)
         if key not in self._captured and key in self._seen and self.count < MAX_CAPTURED:
             self._captured[key], results = capture_pass(ops, run, tokens, targets)

@@ -99,7 +99,7 @@ def test_a_real_step_of_the_reference_ops_peaks_where_the_dry_one_does(placement
         targets = torch.zeros_like(tokens)
         measured = watch.peak_of(
             lambda: (
-                model.forward_backward(tokens, targets, num_targets=512, fresh=True, check=False),
+                model.forward_backward(tokens, targets, num_targets=512, accumulate=False, check=False),
                 optimizer.step(scale=0.5, copy=model.store.copy),
             )
         )
@@ -139,7 +139,8 @@ def test_a_real_step_of_the_triton_kernels_takes_what_their_doubles_do():
         tokens, targets = torch.zeros(2, 4, 16, dtype=torch.int64)
         state = watch.live
         measured = (
-            watch.peak_of(lambda: model.forward_backward(tokens, targets, num_targets=64, fresh=True, check=False)) - state
+            watch.peak_of(lambda: model.forward_backward(tokens, targets, num_targets=64, accumulate=False, check=False))
+            - state
         )
     assert optimizer.t == 0  # and alive until here
     assert dry_run(MODEL, TRAIN, "triton").step - state == pytest.approx(measured, rel=0.05)

@@ -70,7 +70,7 @@ def test_fresh_gradients_are_those_of_zeroed_ones(ops: str, dtype: str, options:
     model.forward_backward(tokens, targets)
     expected = model.store.flat_grads.clone()
     model.store.flat_grads.fill_(torch.nan)
-    model.forward_backward(tokens, targets, fresh=True)
+    model.forward_backward(tokens, targets, accumulate=False)
     assert torch.equal(model.store.flat_grads, expected)
     model.forward_backward(tokens, targets)
     torch.testing.assert_close(model.store.flat_grads, 2 * expected, rtol=1e-2 if dtype == "bfloat16" else 1e-5, atol=1e-5)

@@ -41,10 +41,10 @@ def test_a_dry_step_takes_what_a_real_one_does(name: str, dtype: str, recompute:
     assert double is not None
     assert double.workspace is not None
     dry.ops = double.ops
-    real.ops, dry.ops = replace(real.ops, record=None), replace(dry.ops, record=None)
+    real.ops, dry.ops = replace(real.ops, capture=None), replace(dry.ops, capture=None)
     for _ in range(2):
-        real.forward_backward(tokens, tokens, fresh=True)
-        dry.forward_backward(tokens.to(META), tokens.to(META), num_targets=1, fresh=True, check=False)
+        real.forward_backward(tokens, tokens, accumulate=False)
+        dry.forward_backward(tokens.to(META), tokens.to(META), num_targets=1, accumulate=False, check=False)
         assert double.workspace.allocated == workspace_of(real).allocated
     assert double.workspace.lent == 0
     real.loss(tokens[:4], tokens[:4])  # of another shape, so that the old blocks go
@@ -61,14 +61,14 @@ def test_a_dry_recording_has_what_a_real_one_has(name: str, dtype: str):
     double = dry_ops("cpu")
     assert double is not None
     assert double.workspace is not None
-    assert real.ops.record is not None
+    assert real.ops.capture is not None
     dry.ops = double.ops
     tokens = torch.randint(0, config.vocab_size, SHAPE)
     for _ in range(2):
-        dry.forward_backward(tokens.to(META), tokens.to(META), num_targets=1, fresh=True, check=False)
-    real.forward_backward(tokens, tokens, num_targets=1, fresh=True, check=False)
+        dry.forward_backward(tokens.to(META), tokens.to(META), num_targets=1, accumulate=False, check=False)
+    real.forward_backward(tokens, tokens, num_targets=1, accumulate=False, check=False)
     call = real._call(None)
-    _, recording = real.ops.record(lambda: real._forward_backward(tokens, tokens, call, 1, None, True, False))
+    _, recording = real.ops.capture(lambda: real._forward_backward(tokens, tokens, call, 1, None, True, False))
     assert isinstance(recording, Recording)
     assert double.workspace.recorded == pytest.approx(recording.nbytes, rel=0.02)
 
@@ -84,7 +84,7 @@ def test_what_onednn_takes_by_itself_is_counted(there: bool, monkeypatch: pytest
     assert double.workspace is not None
     dry.ops = double.ops
     tokens = torch.empty(SHAPE, dtype=torch.int64, device=META)
-    dry.forward_backward(tokens, tokens, num_targets=1, fresh=True, check=False)
+    dry.forward_backward(tokens, tokens, num_targets=1, accumulate=False, check=False)
     rows, (V, C) = SHAPE[0] * SHAPE[1], (SMALL.vocab_size, SMALL.hidden_dim)
     assert double.workspace.copied == (4 * (rows * V + C * V) if there else 0)
 

@@ -24,11 +24,11 @@ def test_the_judges_find_nothing(case: ModelCase):
 
 def test_the_judges_see_a_scale_that_is_wrong_in_one_pass(monkeypatch: pytest.MonkeyPatch):
     """The checks can fail: backward with another scale than forward."""
-    from tapeless.model import product
+    from tapeless.model import linear
 
-    real = product.LORA
+    real = linear.LORA
     wrong = real._replace(backward=lambda *args, scale, **options: real.backward(*args, scale=1.01 * scale, **options))
-    monkeypatch.setattr(product, "LORA", wrong)
+    monkeypatch.setattr(linear, "LORA", wrong)
     assert any(not finding.ok for finding in check_model(ADAPTED[0]))
 
 

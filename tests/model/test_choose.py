@@ -82,7 +82,7 @@ def test_what_a_set_replaces_is_used_in_every_step():
     try:
         model = Transformer(CONFIG, ops="patched")
         tokens, targets = batch()
-        model.forward_backward(tokens, targets, fresh=True)
+        model.forward_backward(tokens, targets, accumulate=False)
         assert counted.backwards == 3 * CONFIG.num_layers
         before, kv_cache = counted.forwards, model.kv_cache(len(tokens), 4)
         model.logits(tokens[:, :1], kv_cache=kv_cache)

@@ -26,15 +26,15 @@ def test_parts_equal_the_whole(case: ModelCase, dtype: str, chunks: list[int]):
 def test_bfloat16_decodes_in_its_own_dtype(case: ModelCase):
     model, (tokens, _) = build(case, "bfloat16"), batch()
     kv_cache = model.kv_cache(B, T)
-    assert kv_cache.keys.dtype == torch.bfloat16
+    assert kv_cache.stacked["keys"][0].dtype == torch.bfloat16
     assert model.logits(tokens, kv_cache=kv_cache).dtype == torch.bfloat16
 
 
 def test_what_lies_beyond_the_length_is_never_read():
     model, (tokens, _) = build(TRANSFORMER_CASES[0]), batch()
     kv_cache = model.kv_cache(B, 2 * T)
-    kv_cache.keys.fill_(torch.nan)
-    kv_cache.values.fill_(torch.nan)
+    kv_cache.stacked["keys"][0].fill_(torch.nan)
+    kv_cache.stacked["values"][0].fill_(torch.nan)
     assert model.logits(tokens, kv_cache=kv_cache).isfinite().all()
 
 

@@ -184,7 +184,7 @@ def test_kv_cache_of_the_wrong_size_or_use(model: Transformer, data):
     with pytest.raises(InputError, match="kv_cache holds 0 of 6 tokens, no room for 7 more"):
         model.logits(tokens, kv_cache=model.kv_cache(3, 6))
     for wrong in ({"keep": True}, {"documents": tokens}):
-        with pytest.raises(InputError, match="cannot be kept for backward, nor be given documents"):
+        with pytest.raises(InputError, match="cannot be differentiated, and takes no documents"):
             model.logits(tokens, kv_cache=model.kv_cache(3, 7), **wrong)
 
 

@@ -5,15 +5,14 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tapeless.model.sublayers import Call, feed_forward_forward, self_attention_forward
-from tapeless.model.views import structured
 
 from tapeless.config import ModelConfig, load_preset
 from tapeless.errors import ConfigError
 from tapeless.model.build import build_model
 from tapeless.model.init import initial_values, param_seed
-from tapeless.model.params import ALIGNMENT, DTYPES, FlatLayout, ParamSpec, count_params, transformer_specs
-from tapeless.model.transformer import Transformer
+from tapeless.model.params import ALIGNMENT, DTYPES, FlatLayout, ParamSpec, count_params
+from tapeless.model.sublayer import Context
+from tapeless.model.transformer import Transformer, transformer_specs
 from tapeless.ops.reference import REFERENCE
 from tapeless.verify.finding import distance
 from tapeless.verify.fixtures import TRANSFORMER_CASES, ModelCase, batch, build, data_of, gradients, move_off_init
@@ -61,7 +60,7 @@ def test_fused_matrices_are_views(case: ModelCase):
 
 def test_joining_what_lies_apart_is_refused():
     layout = FlatLayout(transformer_specs(ModelConfig()))
-    with pytest.raises(ConfigError, match=r"embed\.w, head\.w are not neighbours"):
+    with pytest.raises(ConfigError, match=r"embed\.w, head\.w are not adjacent"):
         layout.joined(torch.zeros(layout.numel), "embed.w", "head.w")
 
 
@@ -129,9 +128,12 @@ def test_tensor_parallel_halves_add_up_to_the_whole():
             elif rank == 1 and name.endswith(("attn.bo", "ffn.b_down")):
                 w = torch.zeros_like(w)
             part.params[name].copy_(w)
-        p = structured(config, part.store.layout, part.store.flat).blocks[0]
-        call = Call(config, REFERENCE, "none")
-        return self_attention_forward(x, p, call, 0)[0], feed_forward_forward(x, p, call, 0)[0]
+        block, ctx = part.blocks[0], Context(REFERENCE, "none")
+        attn, ffn = (
+            sublayer.forward(x, p.sublayer, ctx)[0]
+            for sublayer, p in zip(block.sublayers, block.views(part.store.layout, part.store.flat), strict=True)
+        )
+        return attn, ffn
 
     for full, first, second in zip(sublayers(whole, None), sublayers(half, 0), sublayers(half, 1), strict=True):
         assert distance(first + second, full).largest <= METAMORPHIC["float64"]

@@ -55,8 +55,8 @@ def test_gradients_and_moments_are_of_what_trains_alone():
 
 def test_backward_ends_where_nothing_below_trains():
     model = Transformer(CONFIG, ops="reference", freeze="embed*,blocks.0.*,blocks.1.*")
-    _, kept = model._trunk(batch()[0], model._call(None), keep=True)
-    assert len(kept.blocks) == 1  # of the others nothing is kept either
+    _, saved = model._trunk(batch()[0], model._context(None), keep=True)
+    assert len(saved.blocks) == 1  # of the others nothing is kept either
     model.forward(*batch())
     model.backward()
     assert all(g.any() for g in model.grads.values())
@@ -74,10 +74,10 @@ def test_a_frozen_parameter_that_is_written_by_hand_is_seen_in_bfloat16_too():
     model = Transformer(CONFIG, ops="cpu", dtype="bfloat16", freeze="embed*")
     optimizer, (tokens, targets) = optimizer_of(model, TrainConfig()), batch()
     for _ in range(2):
-        model.forward_backward(tokens, targets, fresh=True)
+        model.forward_backward(tokens, targets, accumulate=False)
         model.params["embed.w"].mul_(2)
         if optimizer.step(copy=model.store.copy):
-            model.store.copied()
+            model.store.mark_copied()
         model.logits(tokens)
         assert model.store.compute_flat.equal(model.store.flat.bfloat16())
 
@@ -87,12 +87,15 @@ def test_a_frozen_parameter_that_is_written_by_hand_is_seen_in_bfloat16_too():
     [
         ({"freeze": "embedding*"}, "no parameter is named 'embedding\\*'"),
         ({"freeze": "*"}, "leaves nothing to train"),
-        ({"freeze": "*.wq"}, r"wq, .*wk, .*wv are one matrix .*; freeze blocks.0.attn.wk, blocks.0.attn.wv too"),
+        (
+            {"freeze": "*.wq"},
+            r"one matmul reads .*wq, .*wk, .*wv as one matrix.*; freeze blocks.0.attn.wk, blocks.0.attn.wv too",
+        ),
         ({"freeze": "embed*", "lora": Lora()}, "leave out freeze"),
         ({"lora": Lora(targets="wq,wx")}, "this model has no 'wx'"),
-        ({"lora": Lora(targets="all-linear,wq")}, "all-linear stands alone"),
+        ({"lora": Lora(targets="all-linear,wq")}, "all-linear cannot be combined"),
         ({"lora": Lora(rank=14, targets="w_up")}, "lora_rank 14 is above the rank"),
-        ({"lora": Lora(), "dtype": "fp8"}, "too narrow for products of eight bits"),
+        ({"lora": Lora(), "dtype": "fp8"}, "too narrow for 8-bit matmuls"),
     ],
 )
 def test_mistakes(trains: dict, says: str):

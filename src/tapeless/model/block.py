@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+import tapeless.model.attention
+import tapeless.model.feed_forward  # noqa: F401  # both register their kind of sublayer
 from tapeless.config import ModelConfig, nearest
 from tapeless.errors import ConfigError
 from tapeless.model.params import FlatLayout, ParamSpec

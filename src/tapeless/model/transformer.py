@@ -12,8 +12,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-import tapeless.model.attention
-import tapeless.model.feed_forward  # noqa: F401  # both register their kind of sublayer
 from tapeless.config import Lora, ModelConfig, nearest
 from tapeless.errors import ConfigError, InputError, OrderError
 from tapeless.kernels.choose import choose

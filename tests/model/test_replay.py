@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 import torch
-from tapeless.model.repeat import MOST
 from torch import Tensor
 
 from tapeless.config import Lora, ModelConfig
 from tapeless.errors import InputError, NonFiniteError
+from tapeless.model.replay import MAX_CAPTURED
 from tapeless.model.transformer import Transformer
 from tapeless.model.watch import watched
 from tapeless.verify.fixtures import move_off_init
@@ -47,7 +47,7 @@ def pair(config: ModelConfig, **options: Any) -> tuple[Transformer, Transformer]
     models = [Transformer(config, ops="cpu", **options) for _ in range(2)]
     for model in models:
         move_off_init(model, seed=0)
-    models[1].ops = replace(models[1].ops, record=None)
+    models[1].ops = replace(models[1].ops, capture=None)
     return models[0], models[1]
 
 
@@ -60,26 +60,26 @@ def test_every_pass_equals_one_that_is_run(name: str, dtype: str, shape: tuple[i
     for step in range(5):
         for micro_batch in range(3):
             data = batch(10 * step + micro_batch, shape)
-            losses = [model.forward_backward(*data, num_targets=400, fresh=micro_batch == 0) for model in models]
+            losses = [model.forward_backward(*data, num_targets=400, accumulate=micro_batch > 0) for model in models]
             assert torch.equal(*losses)
             assert torch.equal(*(model.store.flat_grads for model in models))
         for model in models:
             model.store.flat.add_(model.store.flat.roll(step), alpha=1e-3)
-    assert models[0]._repeats.count == 2  # fresh and not
-    assert models[1]._repeats.count == 0
+    assert models[0]._captured.count == 2  # fresh and not
+    assert models[1]._captured.count == 0
 
 
 def recorded(config: ModelConfig = LLAMA, shape: tuple[int, int] = LARGE, **options: Any) -> tuple[Transformer, Transformer]:
     models = pair(config, **options)
     for seed in range(3):
         for model in models:
-            model.forward_backward(*batch(seed, shape), fresh=True)
-    assert models[0]._repeats.count == 1
+            model.forward_backward(*batch(seed, shape), accumulate=False)
+    assert models[0]._captured.count == 1
     return models
 
 
 def same(models: tuple[Transformer, Transformer], data: tuple[Tensor, Tensor]) -> None:
-    losses = [model.forward_backward(*data, fresh=True) for model in models]
+    losses = [model.forward_backward(*data, accumulate=False) for model in models]
     assert torch.equal(*losses)
     assert torch.equal(*(model.store.flat_grads for model in models))
 
@@ -105,7 +105,7 @@ def test_what_lies_between_does_not_matter():
 
 def test_a_loss_that_somebody_keeps_stays():
     model, _ = recorded()
-    losses = [model.forward_backward(*batch(seed, LARGE), fresh=True) for seed in range(3)]
+    losses = [model.forward_backward(*batch(seed, LARGE), accumulate=False) for seed in range(3)]
     assert len({float(loss) for loss in losses}) == 3
 
 
@@ -114,10 +114,10 @@ def test_a_tensor_that_somebody_keeps_is_not_written_over():
     held = [models[0].logits(batch(0, LARGE)[0])]
     before = [held[0].clone()]
     for seed in range(4):
-        models[0].forward_backward(*batch(seed, LARGE), fresh=True)
+        models[0].forward_backward(*batch(seed, LARGE), accumulate=False)
         held.append(models[0].logits(batch(seed, LARGE)[0]))
         before.append(held[-1].clone())
-    assert models[0]._repeats.count == 1
+    assert models[0]._captured.count == 1
     assert all(torch.equal(a, b) for a, b in zip(held, before, strict=True))
 
 
@@ -127,17 +127,17 @@ def test_memory_does_not_grow():
     model.loss(*batch(0, LARGE))
     before = ws.allocated
     for seed in range(20):
-        model.forward_backward(*batch(seed, LARGE), fresh=True)
+        model.forward_backward(*batch(seed, LARGE), accumulate=False)
         model.loss(*batch(seed, LARGE))
     assert ws.allocated == before
 
 
 def test_there_are_never_many():
     model = Transformer(LLAMA, ops="cpu")
-    for length in range(4, 4 + 2 * MOST):
+    for length in range(4, 4 + 2 * MAX_CAPTURED):
         for seed in range(3):
             model.forward_backward(*batch(seed, (2, length), ignored=1))
-    assert model._repeats.count == MOST
+    assert model._captured.count == MAX_CAPTURED
 
 
 def test_another_number_of_targets_is_another_pass():
@@ -154,7 +154,7 @@ def test_bad_ids_are_refused(which: int, bad: int):
     models, data = recorded(), batch(0, LARGE)
     data[which][2, 3] = bad
     with pytest.raises(InputError, match=r"\[2, 3\]"):
-        models[0].forward_backward(*data, fresh=True)
+        models[0].forward_backward(*data, accumulate=False)
     same(models, batch(1, LARGE))
 
 
@@ -165,11 +165,11 @@ def test_a_broken_parameter_is_named(ignored: bool):
     if ignored:
         data[1].fill_(-100)
         for _ in range(3):
-            model.forward_backward(*data, fresh=True)
-        assert model._repeats.count == 2
+            model.forward_backward(*data, accumulate=False)
+        assert model._captured.count == 2
     model.params["blocks.2.ffn.w_down"][3, 4] = torch.nan
     with pytest.raises(NonFiniteError, match=r"blocks.2.ffn.w_down.*\[3, 4\]"):
-        model.forward_backward(*data, fresh=True)
+        model.forward_backward(*data, accumulate=False)
 
 
 def test_what_depends_on_more_than_its_tokens_is_run():
@@ -185,31 +185,31 @@ def test_what_depends_on_more_than_its_tokens_is_run():
         model.forward_backward(tokens, targets, documents=tokens // 500)
         model.forward_backward(tokens, targets, on_grads_ready=lambda grads: None)
         dropped.forward_backward(tokens, targets, step=step)
-    assert model._repeats.count == dropped._repeats.count == 0
+    assert model._captured.count == dropped._captured.count == 0
 
 
 def test_a_model_of_large_buffers_shares_them(monkeypatch: pytest.MonkeyPatch):
     models = pair(LLAMA)
-    monkeypatch.setitem(models[0].ops.record.__globals__, "LARGEST_RECORDING", 2**20)  # type: ignore[union-attr]
+    monkeypatch.setitem(models[0].ops.capture.__globals__, "LARGEST_RECORDING", 2**20)  # type: ignore[union-attr]
     for seed in range(4):
         same(models, batch(seed, LARGE))
         for model in models:
             model.loss(*batch(seed, (1, 50 + seed)))
-    assert models[0]._repeats.count == 0
+    assert models[0]._captured.count == 0
     for seed in range(3):
         same(models, batch(seed, TINY))  # what was refused does not stand in the way of others
-    assert models[0]._repeats.count == 1
+    assert models[0]._captured.count == 1
 
 
 def test_a_repeated_pass_runs_no_python(monkeypatch: pytest.MonkeyPatch):
     model, other = recorded()
-    expected = other.forward_backward(*batch(9, LARGE), fresh=True)
+    expected = other.forward_backward(*batch(9, LARGE), accumulate=False)
 
     def refuse(*args: Any) -> None:
         raise AssertionError("this is Python")
 
     monkeypatch.setattr(model, "_forward_backward", refuse)
-    assert torch.equal(model.forward_backward(*batch(9, LARGE), fresh=True), expected)
+    assert torch.equal(model.forward_backward(*batch(9, LARGE), accumulate=False), expected)
 
 
 @pytest.mark.parametrize("name", ["qwen3", "lora"])
@@ -219,10 +219,10 @@ def test_in_inference_mode_every_pass_is_run(name: str):
     for seed in range(4):
         with torch.inference_mode():
             same(models, batch(seed, LARGE))
-    assert models[0]._repeats.count == 0
+    assert models[0]._captured.count == 0
     for seed in range(3):
         same(models, batch(seed, LARGE))
-    assert models[0]._repeats.count == 1
+    assert models[0]._captured.count == 1
     with torch.inference_mode():
         same(models, batch(5, LARGE))
 
@@ -248,4 +248,4 @@ def test_an_optimizer_that_nobody_knows(dtype: str):
         same(models, batch(seed, LARGE))
         for model in models:
             model.store.flat.data[: model.store.flat_grads.numel()].sub_(model.store.flat_grads, alpha=0.1)
-    assert models[0]._repeats.count == 1
+    assert models[0]._captured.count == 1

@@ -1,0 +1,72 @@
+"""Sublayers defined outside the package: loading their file, and recording which file a model needs.
+
+A plugin is a Python file that registers a kind of sublayer (model/sublayer.py). It runs only when the user names it, by an
+import or by --plugin FILE; a run records the file's name and hash, and nothing inside a run directory is ever executed.
+Tested by: tests/test_plugins.py."""
+
+import hashlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from tapeless.config import AnyModelConfig, ModelConfig
+from tapeless.errors import ConfigError
+from tapeless.model.block import sublayer_class  # which registers the built-in kinds
+
+
+def load_plugin(path: str | Path) -> None:
+    """Run a Python file that registers sublayers; a file that was loaded before is not run again."""
+    file = Path(path).resolve()
+    name = f"tapeless_plugin_{file.stem}_{hashlib.sha256(str(file).encode()).hexdigest()[:8]}"
+    if name in sys.modules:
+        return
+    if not file.is_file():
+        raise ConfigError(f"plugin {path}: no such file")
+    spec = importlib.util.spec_from_file_location(name, file)
+    if spec is None or spec.loader is None:
+        raise ConfigError(f"plugin {path}: not a Python file; expected a name that ends in .py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except ConfigError:
+        del sys.modules[name]
+        raise
+    except Exception as error:
+        del sys.modules[name]
+        raise ConfigError(f"plugin {path}: {type(error).__name__}: {error}") from error
+
+
+def required_plugins(config: AnyModelConfig) -> dict[str, str]:
+    """Kind of sublayer -> "FILE sha256:HASH" of the file that defines it, for every kind that is not built in."""
+    if not isinstance(config, ModelConfig):
+        return {}
+    found = {}
+    for kind in sorted({kind for layer in config.block_pattern for kind, _ in layer}):
+        cls = sublayer_class(kind)
+        if not cls.__module__.startswith("tapeless.model."):
+            file = inspect.getsourcefile(cls)
+            source = Path(file).read_bytes() if file and Path(file).is_file() else b""
+            found[kind] = f"{Path(file or cls.__module__).name} sha256:{hashlib.sha256(source).hexdigest()}"
+    return found
+
+
+def check_plugins(config: AnyModelConfig, recorded: Mapping[str, str], where: str) -> list[str]:
+    """Raise if a plugin that a run recorded is not loaded; return warnings about those whose file has changed."""
+    for kind, file in recorded.items():
+        try:
+            sublayer_class(kind)
+        except ConfigError:
+            raise ConfigError(
+                f"{where} needs the plugin {file.split()[0]}, which defines the sublayer {kind!r} and is not loaded; "
+                f"pass --plugin {file.split()[0]}, or import it first"
+            ) from None
+    now = required_plugins(config)
+    return [
+        f"the plugin {file.split()[0]} of {where} has changed since it was trained: {file.split(':')[1][:12]} then, "
+        f"{now[kind].split(':')[1][:12]} now; results may differ"
+        for kind, file in recorded.items()
+        if kind in now and now[kind].split(":")[1] != file.split(":")[1]
+    ]

@@ -64,7 +64,7 @@ def test_a_step_allocates_nothing_after_the_first():
 
     model = Transformer(ModelConfig(vocab_size=500, hidden_dim=64, num_heads=2, intermediate_dim=128, num_layers=2), ops="cpu")
     (ws,) = {id(part.keywords["ws"]): part.keywords["ws"] for part in model.ops.linear[:2]}.values()
-    model.ops = replace(model.ops, record=None)
+    model.ops = replace(model.ops, capture=None)
     tokens = torch.randint(500, (4, 128))
     model.forward_backward(tokens, tokens)
     after_one = ws.allocated

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from tapeless.config import Lora, ModelConfig
 from tapeless.errors import InputError, NonFiniteError
+from tapeless.model.observe import observe_ops
 from tapeless.model.repeat import MOST
 from tapeless.model.transformer import Transformer
-from tapeless.model.watch import watched
 from tapeless.verify.fixtures import move_off_init
 
 pytest.importorskip("numba")
@@ -47,7 +47,7 @@ def pair(config: ModelConfig, **options: Any) -> tuple[Transformer, Transformer]
     models = [Transformer(config, ops="cpu", **options) for _ in range(2)]
     for model in models:
         move_off_init(model, seed=0)
-    models[1].ops = replace(models[1].ops, record=None)
+    models[1].ops = replace(models[1].ops, capture=None)
     return models[0], models[1]
 
 
@@ -177,7 +177,7 @@ def test_what_depends_on_more_than_its_tokens_is_run():
     told: list[str] = []
     model = Transformer(LLAMA, ops="cpu")
     dropped = Transformer(replace(LLAMA, dropout=0.1), ops="cpu")
-    with watched(model, lambda seen: told.append(seen.op)):
+    with observe_ops(model, lambda seen: told.append(seen.op)):
         for _ in range(3):
             model.forward_backward(tokens, targets)
     assert told.count("attention") == 3 * 2 * LLAMA.num_layers
@@ -190,7 +190,7 @@ def test_what_depends_on_more_than_its_tokens_is_run():
 
 def test_a_model_of_large_buffers_shares_them(monkeypatch: pytest.MonkeyPatch):
     models = pair(LLAMA)
-    monkeypatch.setitem(models[0].ops.record.__globals__, "LARGEST_RECORDING", 2**20)  # type: ignore[union-attr]
+    monkeypatch.setitem(models[0].ops.capture.__globals__, "LARGEST_CAPTURE", 2**20)  # type: ignore[union-attr]
     for seed in range(4):
         same(models, batch(seed, LARGE))
         for model in models:

@@ -91,7 +91,7 @@ def register_ops(
         own = ops() if callable(ops) else ops
         # No shortcut would have the ops that were replaced, and nobody knows whether those wait for the device, or compute
         # something that a recording would not see.
-        return replace(own, name=name, non_accumulating=None, decoder=None, capturable=False, record=None)
+        return replace(own, name=name, non_accumulating=None, decoder=None, capturable=False, capture=None)
 
     _BACKENDS[name] = Backend(build, devices, dtypes)
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from tapeless.ops.lora import LORA, LoraSaved
-from tapeless.ops.op import Op, handed_back, without
+from tapeless.ops.op import Op, drop, restore
 
 
 class Adapter(NamedTuple):
@@ -33,22 +33,22 @@ class ProductSaved(NamedTuple):
     product: Any  # the op's own record
     adapters: tuple[LoraSaved, ...]
 
-    def without(self, name: str) -> "ProductSaved":
+    def drop(self, name: str) -> "ProductSaved":
         """The input dropped, by its name, so that its memory can go."""
-        adapters = tuple(saved._replace(product=without(saved.product, name)) for saved in self.adapters)
-        return ProductSaved(without(self.product, name), adapters)
+        adapters = tuple(saved._replace(linear=drop(saved.linear, name)) for saved in self.adapters)
+        return ProductSaved(drop(self.product, name), adapters)
 
-    def handed_back(self, **x: Tensor) -> "ProductSaved":
+    def restore(self, **x: Tensor) -> "ProductSaved":
         """The input put back that `without` had dropped."""
-        adapters = tuple(saved._replace(product=handed_back(saved.product, **x)) for saved in self.adapters)
-        return ProductSaved(handed_back(self.product, **x), adapters)
+        adapters = tuple(saved._replace(linear=restore(saved.linear, **x)) for saved in self.adapters)
+        return ProductSaved(restore(self.product, **x), adapters)
 
 
 def product_forward(op: Op, x: Tensor, p: Product, scale: float) -> tuple[Tensor, ProductSaved]:  # y (..., O)
     y, product = op.forward(x, p.w, p.b)
     adapters = []
     for a, b, first in p.adapters:
-        term, saved = LORA.forward(x, a, b, scale=scale, product=op)
+        term, saved = LORA.forward(x, a, b, scale=scale, linear=op)
         y[..., first : first + len(b)] += term  # y is the op's own and nobody has read it yet
         adapters.append(saved)
     return y, ProductSaved(product, tuple(adapters))
@@ -58,5 +58,5 @@ def product_backward(op: Op, dy: Tensor, saved: ProductSaved, p: Product, g: Pro
     dx = op.backward(dy, saved.product, p.w, p.b, g.w, g.b)
     for (a, b, first), of_adapter, (da, db, _) in zip(p.adapters, saved.adapters, g.adapters, strict=True):
         mine = dy[..., first : first + len(b)]
-        dx += LORA.backward(mine, of_adapter, a, b, da, db, scale=scale, product=op)  # dx is the op's own, too
+        dx += LORA.backward(mine, of_adapter, a, b, da, db, scale=scale, linear=op)  # dx is the op's own, too
     return dx

@@ -1,7 +1,7 @@
 """Passes forward and backward that are the same but for their tokens: recorded the second time, repeated from the third on.
 
 What a pass calls depends on the shape of its batch, the number of its targets and whether gradients are fresh, on no value. So
-the calls of one are those of the next, on the same buffers, with other tokens in them (kernels/cpu/recording.py). A small model
+the calls of one are those of the next, on the same buffers, with other tokens in them (kernels/cpu/capture.py). A small model
 on a CPU spends a third of its step on what this leaves out; on a GPU a graph does the same for the whole step (train/graph.py).
 Tested by: tests/model/test_repeat.py."""
 
@@ -68,9 +68,9 @@ class Repeats:
 
 def recorded(ops: OpSet, run: Pass, *batch: Tensor) -> tuple[Recorded | None, tuple[Tensor, ...]]:
     """The recording of a pass, and what the pass returns."""
-    assert ops.record is not None
+    assert ops.capture is not None
     tokens, targets = (x.clone(memory_format=torch.contiguous_format) for x in batch)
-    results, recording = ops.record(lambda: run(tokens, targets))
+    results, recording = ops.capture(lambda: run(tokens, targets))
     if isinstance(recording, str):
         log.debug("passes of %d x %d tokens are not recorded: %s", *tokens.shape, recording)
         return None, results

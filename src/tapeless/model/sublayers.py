@@ -15,7 +15,7 @@ from tapeless.config import ModelConfig
 from tapeless.model.decode import KVCache
 from tapeless.model.product import Product, ProductSaved, product_backward, product_forward
 from tapeless.ops.dropout import dropout_key
-from tapeless.ops.op import OpSet, handed_back, without
+from tapeless.ops.op import OpSet, drop, restore
 
 RECOMPUTE = ("none", "cheap", "full")
 
@@ -155,20 +155,20 @@ def self_attention_kept(saved: SelfAttentionSaved, policy: str) -> SelfAttention
     if policy == "full":
         return SelfAttentionSaved(None, None, None, None, None)
     assert saved.qkv_linear is not None
-    saved = saved._replace(qkv_linear=saved.qkv_linear.without("x"))
+    saved = saved._replace(qkv_linear=saved.qkv_linear.drop("x"))
     if saved.heads is None:  # q, k and v are as large as qkv: either would do, and these need not be made again
         return saved._replace(qkv=None)
-    return saved._replace(heads=None, attention=without(saved.attention, "q", "k", "v"))
+    return saved._replace(heads=None, attention=drop(saved.attention, "q", "k", "v"))
 
 
 def self_attention_rebuilt(saved: SelfAttentionSaved, x: Tensor, p: BlockParams, call: Call) -> SelfAttentionSaved:
     """What `cheap` let go: the input x (B, T, C), itself computed again, and normed heads, from the kept qkv."""
     assert saved.qkv_linear is not None
-    saved = saved._replace(qkv_linear=saved.qkv_linear.handed_back(x=x))
+    saved = saved._replace(qkv_linear=saved.qkv_linear.restore(x=x))
     if saved.qkv is None:
         return saved
     q, k, v, heads = heads_forward(saved.qkv, p, call)
-    return saved._replace(heads=heads, attention=handed_back(saved.attention, q=q, k=k, v=v))
+    return saved._replace(heads=heads, attention=restore(saved.attention, q=q, k=k, v=v))
 
 
 class FeedForwardSaved(NamedTuple):
@@ -208,15 +208,15 @@ def feed_forward_kept(saved: FeedForwardSaved, policy: str) -> FeedForwardSaved:
     if policy == "none":
         return saved
     if policy == "full":
-        return FeedForwardSaved(None, saved.down.without("gate_up"))
+        return FeedForwardSaved(None, saved.down.drop("gate_up"))
     assert saved.up_linear is not None
-    return saved._replace(up_linear=saved.up_linear.without("x"))
+    return saved._replace(up_linear=saved.up_linear.drop("x"))
 
 
 def feed_forward_rebuilt(saved: FeedForwardSaved, x: Tensor, p: BlockParams, call: Call) -> FeedForwardSaved:
     """What `cheap` or `full` let go; the last product is not needed again under either."""
     if call.recompute == "cheap":
         assert saved.up_linear is not None
-        return saved._replace(up_linear=saved.up_linear.handed_back(x=x))
+        return saved._replace(up_linear=saved.up_linear.restore(x=x))
     gate_up, up_linear = product_forward(call.ops.linear, x, p.up, call.lora_scale)
-    return FeedForwardSaved(up_linear, saved.down.handed_back(gate_up=gate_up))
+    return FeedForwardSaved(up_linear, saved.down.restore(gate_up=gate_up))

@@ -194,7 +194,7 @@ class Transformer:
         call = self._call(documents, self._dropout(step, first_sample))
         # Nothing but tokens and targets may differ between two passes; and in inference mode torch's dispatcher shows less.
         alike = on_grads_ready is None and documents is None and call.dropout is None and not torch.is_inference_mode_enabled()
-        repeatable = alike and self.ops.record is not None
+        repeatable = alike and self.ops.capture is not None
         if repeatable:
             num_targets = int(num_targets or valid_targets(targets))
 

@@ -18,12 +18,12 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from tapeless.ops.linear import LINEAR
-from tapeless.ops.numerics import add_product, rows
+from tapeless.ops.numerics import accumulate_matmul, rows
 from tapeless.ops.op import Op
 
 
 class LoraSaved(NamedTuple):
-    product: Any  # its own record, which holds x (..., I)
+    linear: Any  # its own record, which holds x (..., I)
     u: Tensor  # (..., r)
 
 
@@ -33,11 +33,11 @@ def lora_forward(
     b: Tensor,  # (O, r)
     *,
     scale: float,
-    product: Op = LINEAR,
+    linear: Op = LINEAR,
 ) -> tuple[Tensor, LoraSaved]:  # y (..., O)
-    xa, of_product = product.forward(x, a, None)
+    xa, linear_saved = linear.forward(x, a, None)
     u = xa * scale
-    return u @ b.t(), LoraSaved(of_product, u)
+    return u @ b.t(), LoraSaved(linear_saved, u)
 
 
 def lora_backward(
@@ -49,12 +49,12 @@ def lora_backward(
     db: Tensor | None,  # (O, r)  accumulated into
     *,
     scale: float,
-    product: Op = LINEAR,
+    linear: Op = LINEAR,
 ) -> Tensor:  # dx (..., I)
     if db is not None:
-        add_product(db, rows(dy).t(), rows(saved.u))
+        accumulate_matmul(db, rows(dy).t(), rows(saved.u))
     du = (dy @ b) * scale
-    return product.backward(du, saved.product, a, None, da, None)
+    return linear.backward(du, saved.linear, a, None, da, None)
 
 
 LORA = Op(lora_forward, lora_backward)

@@ -1,4 +1,4 @@
-"""The doubles that only allocate, against the kernels themselves: after a real step the same bytes are in the workspace."""
+"""Dry ops against the kernels themselves: after a dry step the workspace holds the bytes that it holds after a real one."""
 
 from dataclasses import replace
 
@@ -9,7 +9,7 @@ from tapeless.config import Lora, ModelConfig
 from tapeless.kernels.dry import META, dry_ops
 from tapeless.kernels.workspace import Workspace
 from tapeless.model.transformer import Transformer
-from tapeless.ops.op import Recording
+from tapeless.ops.op import CapturedCalls
 
 pytest.importorskip("numba")
 
@@ -37,62 +37,62 @@ def test_a_dry_step_takes_what_a_real_one_does(name: str, dtype: str, recompute:
     real = Transformer(config, ops="cpu", dtype=dtype, recompute=recompute)
     tokens = torch.randint(0, config.vocab_size, SHAPE)
     dry = Transformer(config, device=META, ops="reference", dtype=dtype, recompute=recompute, initialized=False)
-    double = dry_ops("cpu")
-    assert double is not None
-    assert double.workspace is not None
-    dry.ops = double.ops
+    dry_set = dry_ops("cpu")
+    assert dry_set is not None
+    assert dry_set.workspace is not None
+    dry.ops = dry_set.ops
     real.ops, dry.ops = replace(real.ops, capture=None), replace(dry.ops, capture=None)
     for _ in range(2):
         real.forward_backward(tokens, tokens, accumulate=False)
         dry.forward_backward(tokens.to(META), tokens.to(META), num_targets=1, accumulate=False, check=False)
-        assert double.workspace.allocated == workspace_of(real).allocated
-    assert double.workspace.lent == 0
+        assert dry_set.workspace.allocated == workspace_of(real).allocated
+    assert dry_set.workspace.lent == 0
     real.loss(tokens[:4], tokens[:4])  # of another shape, so that the old blocks go
     dry.loss(tokens[:4].to(META), tokens[:4].to(META), num_targets=1, check=False)
-    assert double.workspace.allocated == workspace_of(real).allocated
+    assert dry_set.workspace.allocated == workspace_of(real).allocated
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", [*MODELS, "lora"])
-def test_a_dry_recording_has_what_a_real_one_has(name: str, dtype: str):
+def test_a_dry_capture_has_what_a_real_one_has(name: str, dtype: str):
     config, lora = MODELS.get(name, SMALL), Lora(3, 2.0, "all-linear") if name == "lora" else None
     real = Transformer(config, ops="cpu", dtype=dtype, lora=lora)
     dry = Transformer(config, device=META, ops="reference", dtype=dtype, initialized=False, lora=lora)
-    double = dry_ops("cpu")
-    assert double is not None
-    assert double.workspace is not None
+    dry_set = dry_ops("cpu")
+    assert dry_set is not None
+    assert dry_set.workspace is not None
     assert real.ops.capture is not None
-    dry.ops = double.ops
+    dry.ops = dry_set.ops
     tokens = torch.randint(0, config.vocab_size, SHAPE)
     for _ in range(2):
         dry.forward_backward(tokens.to(META), tokens.to(META), num_targets=1, accumulate=False, check=False)
     real.forward_backward(tokens, tokens, num_targets=1, accumulate=False, check=False)
-    call = real._call(None)
-    _, recording = real.ops.capture(lambda: real._forward_backward(tokens, tokens, call, 1, None, True, False))
-    assert isinstance(recording, Recording)
-    assert double.workspace.recorded == pytest.approx(recording.nbytes, rel=0.02)
+    call = real._context(None)
+    _, captured = real.ops.capture(lambda: real._forward_backward(tokens, tokens, call, 1, None, False, False))
+    assert isinstance(captured, CapturedCalls)
+    assert dry_set.workspace.captured == pytest.approx(captured.nbytes, rel=0.02)
 
 
 @pytest.mark.parametrize("there", [True, False])
 def test_what_onednn_takes_by_itself_is_counted(there: bool, monkeypatch: pytest.MonkeyPatch):
     """The result and the packed weights of the largest product: here of the logits, all rows of the batch at once."""
     for name, value in {"ONEDNN": there, "LEAST": 0, "ROWS": 1}.items():
-        monkeypatch.setattr(f"tapeless.kernels.cpu.products.{name}", value)
+        monkeypatch.setattr(f"tapeless.kernels.cpu.matmul.{name}", value)
     dry = Transformer(SMALL, device=META, ops="reference", initialized=False)
-    double = dry_ops("cpu")
-    assert double is not None
-    assert double.workspace is not None
-    dry.ops = double.ops
+    dry_set = dry_ops("cpu")
+    assert dry_set is not None
+    assert dry_set.workspace is not None
+    dry.ops = dry_set.ops
     tokens = torch.empty(SHAPE, dtype=torch.int64, device=META)
     dry.forward_backward(tokens, tokens, num_targets=1, accumulate=False, check=False)
     rows, (V, C) = SHAPE[0] * SHAPE[1], (SMALL.vocab_size, SMALL.hidden_dim)
-    assert double.workspace.copied == (4 * (rows * V + C * V) if there else 0)
+    assert dry_set.workspace.library == (4 * (rows * V + C * V) if there else 0)
 
 
 def test_a_block_comes_back_when_its_last_view_goes():
-    double = dry_ops("cpu")
-    assert double is not None
-    ws = double.workspace
+    dry_set = dry_ops("cpu")
+    assert dry_set is not None
+    ws = dry_set.workspace
     assert ws is not None
     x = ws.empty((100, 200), torch.float32)
     view = x[3:]
@@ -104,5 +104,5 @@ def test_a_block_comes_back_when_its_last_view_goes():
     assert (ws.lent, ws.allocated, again.shape) == (80_000, 80_000, (200, 100))
 
 
-def test_any_other_set_has_no_double():
+def test_any_other_set_has_no_dry_set():
     assert dry_ops("reference") is None

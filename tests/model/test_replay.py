@@ -9,9 +9,9 @@ from torch import Tensor
 
 from tapeless.config import Lora, ModelConfig
 from tapeless.errors import InputError, NonFiniteError
+from tapeless.model.observe import observe_ops
 from tapeless.model.replay import MAX_CAPTURED
 from tapeless.model.transformer import Transformer
-from tapeless.model.watch import watched
 from tapeless.verify.fixtures import move_off_init
 
 pytest.importorskip("numba")
@@ -177,7 +177,7 @@ def test_what_depends_on_more_than_its_tokens_is_run():
     told: list[str] = []
     model = Transformer(LLAMA, ops="cpu")
     dropped = Transformer(replace(LLAMA, dropout=0.1), ops="cpu")
-    with watched(model, lambda seen: told.append(seen.op)):
+    with observe_ops(model, lambda seen: told.append(seen.op)):
         for _ in range(3):
             model.forward_backward(tokens, targets)
     assert told.count("attention") == 3 * 2 * LLAMA.num_layers

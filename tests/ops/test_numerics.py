@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from tapeless.ops.numerics import accumulation_dtype, add_product, add_row_sum, logsumexp, real_part, rows, sum_to
+from tapeless.ops.numerics import accumulate_matmul, accumulation_dtype, add_row_sum, logsumexp, real_part, rows, sum_to
 from tapeless.verify.finding import distance
 from tapeless.verify.tolerances import METAMORPHIC
 
@@ -49,7 +49,7 @@ def test_row_sum_of_bfloat16_is_held_in_float32():
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
 def test_add_product_adds(dtype: torch.dtype):
     dw = torch.ones(2, 3)
-    add_product(dw, torch.ones(2, 5, dtype=dtype), torch.ones(5, 3, dtype=dtype))
+    accumulate_matmul(dw, torch.ones(2, 5, dtype=dtype), torch.ones(5, 3, dtype=dtype))
     assert torch.equal(dw, torch.full((2, 3), 6.0))
 
 

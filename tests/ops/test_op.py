@@ -1,10 +1,11 @@
-"""Dropping activations from a record by name, and handing equal ones back."""
+"""Dropping activations from a record by name and restoring equal ones; changing every op of a set."""
 
 from typing import NamedTuple
 
 import torch
 
-from tapeless.ops.op import handed_back, without
+from tapeless.ops.op import Op, drop, restore
+from tapeless.ops.reference import REFERENCE
 
 
 class Record(NamedTuple):
@@ -12,16 +13,31 @@ class Record(NamedTuple):
     r: torch.Tensor
 
 
-def test_without_drops_only_what_is_there_by_that_name():
+def test_drop_empties_only_the_fields_of_that_name():
     record = Record(torch.ones(2), torch.ones(1))
-    dropped = without(record, "x", "nothing")
+    dropped = drop(record, "x", "nothing")
     assert dropped.x is None
     assert dropped.r is record.r
-    assert without(None, "x") is None
+    assert drop(None, "x") is None
 
 
-def test_handed_back_is_the_inverse():
+def test_restore_is_the_inverse():
     record = Record(torch.ones(2), torch.ones(1))
-    again = handed_back(without(record, "x"), x=record.x, nothing=record.r)
+    again = restore(drop(record, "x"), x=record.x, nothing=record.r)
     assert all(a is b for a, b in zip(again, record, strict=True))
-    assert handed_back(None, x=record.x) is None
+    assert restore(None, x=record.x) is None
+
+
+def test_map_reaches_every_op():
+    reached: list[tuple[str, Op]] = []
+
+    def change(field: str, op: Op) -> Op:
+        reached.append((field, op))
+        return op._replace(both=op.forward)
+
+    changed = REFERENCE.map(change)
+    assert changed.linear == REFERENCE.linear._replace(both=REFERENCE.linear.forward)
+    assert changed.norm["layer"].both is REFERENCE.norm["layer"].forward
+    assert [field for field, _ in reached].count("ffn_down") == len(REFERENCE.ffn_down)
+    assert {field for field, _ in reached} >= {"embed", "add_norm", "qkv_rope", "attention", "linear_cross_entropy", "dropout"}
+    assert changed.name == REFERENCE.name

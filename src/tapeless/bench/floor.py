@@ -71,9 +71,9 @@ class Buffers(NamedTuple):
 
 def _product(device: str) -> Callable[[Tensor, Tensor, Tensor], None]:  # (M, K), (K, N), (M, N) which is written
     if torch.device(device).type == "cpu" and find_spec("numba"):
-        from tapeless.kernels.cpu.products import product
+        from tapeless.kernels.cpu.matmul import matmul
 
-        return product
+        return matmul
     return lambda a, b, out: torch.mm(a, b, out=out)  # type: ignore[return-value]
 
 

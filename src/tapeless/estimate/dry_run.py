@@ -1,8 +1,7 @@
-"""A run without numbers: the real model, optimizer and step on torch's meta device, where a tensor has a shape and no bytes.
+"""Memory of a run before it starts: the real model, optimizer and step on torch's meta device, where a tensor has no memory.
 
-Whatever is allocated is counted when it comes and when it goes, so that the peak is that of the code which will run: no formula
-has to know how many moments an optimizer keeps or when a block lets go of its activations. Built-in kernels are stood in for
-by doubles that only allocate (kernels/dry.py).
+Every allocation and every release is counted, so the peak is that of the code that will run: no formula has to know how many
+moments an optimizer has or when a block frees its activations. Kernels of the built-in sets are not launched (kernels/dry.py).
 Tested by: tests/estimate/test_dry_run.py."""
 
 import weakref
@@ -30,11 +29,11 @@ from tapeless.train.step import ema_of, optimizer_of
 ALIKE = (torch.ops.aten.empty_like.default, torch.ops.aten.zeros_like.default)
 
 
-class Watch(DispatchObserver):
-    """Counts the bytes of all tensors that are made under it and still there."""
+class LiveBytes(DispatchObserver):
+    """Counts the bytes of all live tensors that were allocated under it."""
 
     def __init__(self, idle: Callable[[], int] = lambda: 0):
-        """idle: bytes that are held beside them, by a workspace."""
+        """idle: bytes that a workspace holds in addition."""
         super().__init__()
         self.idle, self.live, self.peak = idle, 0, 0
         self._seen: dict[int, Any] = {}
@@ -55,16 +54,16 @@ class Watch(DispatchObserver):
         if key not in self._seen:
             size = storage.nbytes()
 
-            def gone(_: Any) -> None:
+            def freed(_: Any) -> None:
                 self.live -= size
                 del self._seen[key]
 
-            self._seen[key] = weakref.ref(storage, gone)
+            self._seen[key] = weakref.ref(storage, freed)
             self.live += size
         self.peak = max(self.peak, self.live + self.idle())
 
     def peak_of(self, work: Callable[[], object]) -> int:
-        """The highest that the bytes stand while `work` is done."""
+        """The most bytes at a time during `work()`."""
         self.peak = self.live + self.idle()
         work()
         return self.peak
@@ -74,39 +73,39 @@ class DryRun(NamedTuple):
     """Bytes, all on the device that trains."""
 
     parameters: int
-    copy: int  # of the parameters, in the dtype of the products where that is another
+    copy: int  # of the parameters in the compute dtype; 0 if that is their own
     gradients: int
-    state: int  # the optimizer's, and whatever else it keeps
-    average: int  # of the parameters, where one is kept
-    saved: int  # activations, kept for backward
-    logits: int  # of as many rows as are there at a time
+    state: int  # of the optimizer
+    average: int  # of the parameters (EMA)
+    saved: int  # activations, for backward
+    logits: int  # of as many rows as exist at a time
     step: int  # the peak of a training step, with all of the above
-    evaluation: int  # the peak of an evaluation behind it
-    checkpoint: int  # the tensors that one holds
+    evaluation: int  # the peak of an evaluation after it
+    checkpoint: int  # the tensors in one
 
 
 def dry_run(config: AnyModelConfig, train: TrainConfig, ops: str) -> DryRun:
     """ops: the name of the set that will be used; train: with a seq_len and a dtype."""
-    double = dry_ops(ops) if isinstance(config, ModelConfig) else None
-    workspace = double.workspace if double else None
-    with Watch(lambda: workspace.idle if workspace else 0) as watch:
-        model = _model(config, train, double.ops if double else None)
+    dry = dry_ops(ops) if isinstance(config, ModelConfig) else None
+    workspace = dry.workspace if dry else None
+    with LiveBytes(lambda: workspace.idle if workspace else 0) as memory:
+        model = _model(config, train, dry.ops if dry else None)
         store, gradients = model.store, model.store.flat_grads.nbytes
-        before = watch.live
+        before = memory.live
         optimizer = optimizer_of(model, train)
-        state = watch.live - before
+        state = memory.live - before
         ema = ema_of(model, train)
-        average = watch.live - before - state
+        average = memory.live - before - state
         T = train.seq_len or 1
         tokens = torch.empty(train.batch_size * train.grad_accum, T, dtype=torch.int64, device=META)
-        windows = torch.empty(rows_at_once(T), T, dtype=torch.int64, device=META)
         targets = torch.empty_like(tokens)
-        step = watch.peak_of(lambda: _step(model, optimizer, tokens, targets, train))
-        evaluation = watch.peak_of(lambda: model.loss(windows, windows, num_targets=1, check=False))
-        kept = [checkpointed(model.params), *optimizer.named_state().values(), *([] if ema is None else [ema.named()])]
+        step = memory.peak_of(lambda: _step(model, optimizer, tokens, targets, train))
+        windows = torch.empty(rows_at_once(T), T, dtype=torch.int64, device=META)
+        evaluation = memory.peak_of(lambda: model.loss(windows, windows, num_targets=1, check=False))
+        written = [checkpointed(model.params), *optimizer.named_state().values(), *([] if ema is None else [ema.named()])]
     N, V, itemsize = train.batch_size * T, config.vocab_size, store.compute_flat.element_size()
-    rows = double.logits_rows(N, V) if double else min(N, chunk_rows(V, CHUNK))
-    saved = saved_of(config, train, lowest=model.first_trainable_block if isinstance(model, Transformer) else 0)
+    rows = dry.logits_rows(N, V) if dry else min(N, chunk_rows(V, CHUNK))
+    saved = saved_of(config, train, first_block=model.first_trainable_block if isinstance(model, Transformer) else 0)
     return DryRun(
         parameters=store.flat.nbytes,
         copy=0 if store.compute_flat is store.flat else store.compute_flat.nbytes,
@@ -117,7 +116,7 @@ def dry_run(config: AnyModelConfig, train: TrainConfig, ops: str) -> DryRun:
         logits=(rows if isinstance(config, ModelConfig) else N) * V * itemsize,
         step=step,
         evaluation=evaluation,
-        checkpoint=sum(x.nbytes for views in kept for x in views.values()),
+        checkpoint=sum(x.nbytes for views in written for x in views.values()),
     )
 
 
@@ -125,7 +124,7 @@ def _model(config: AnyModelConfig, train: TrainConfig, ops: Any) -> AnyModel:
     options: dict[str, Any] = {"device": META, "dtype": train.dtype, "initialized": False}
     if isinstance(config, ModelConfig):
         options |= {"ops": "reference", "recompute": train.recompute, "freeze": train.freeze, "lora": train.lora}
-        options["dtype"] = "bfloat16" if train.dtype == "fp8" else train.dtype  # whose tensors are the same
+        options["dtype"] = "bfloat16" if train.dtype == "fp8" else train.dtype  # fp8 stores the same tensors
     model = build_model(config, **options)
     if ops is not None:
         model.ops = ops
@@ -133,8 +132,8 @@ def _model(config: AnyModelConfig, train: TrainConfig, ops: Any) -> AnyModel:
 
 
 def _step(model: AnyModel, optimizer: Any, tokens: Tensor, targets: Tensor, train: TrainConfig) -> None:
-    """train/step.py without its looks at values. One micro-batch of a kind: those behind it take the same blocks again. And
-    twice, since the second time is recorded where that can be."""
+    """train/step.py without reading values. One micro-batch of each kind, since later ones reuse its blocks; twice, since the
+    second pass is captured if the set can do that."""
     rows = train.batch_size
     for accumulate in (False, True) if train.grad_accum > 1 else (False,):
         for _ in range(2 if model.ops.capture else 1):
@@ -143,13 +142,13 @@ def _step(model: AnyModel, optimizer: Any, tokens: Tensor, targets: Tensor, trai
     optimizer.step(scale=0.5, copy=model.store.copy)
 
 
-def saved_of(config: AnyModelConfig, train: TrainConfig, *, lowest: int) -> int:
-    """lowest: the first block that keeps anything."""
+def saved_of(config: AnyModelConfig, train: TrainConfig, *, first_block: int) -> int:
+    """first_block: the first block that saves activations."""
     assert train.seq_len is not None
     if isinstance(config, ModelConfig):
         found = saved_bytes(config, train.batch_size, train.seq_len, train.recompute, train.dtype)
-        unkept = tuple(f"blocks.{i}." for i in range(lowest))
-        return sum(size for name, size in found.items() if not name.startswith(unkept))
-    # SimpleLM: the embedding, the hidden layer before and behind its activation
+        unsaved = tuple(f"blocks.{i}." for i in range(first_block))
+        return sum(size for name, size in found.items() if not name.startswith(unsaved))
+    # SimpleLM: the embedding, the hidden layer before and after its activation
     itemsize = DTYPES[train.dtype][1].itemsize
     return train.batch_size * train.seq_len * (2 * config.hidden_dim + 2 * config.intermediate_dim) * itemsize

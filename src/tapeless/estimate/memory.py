@@ -83,10 +83,10 @@ def memory_of(config: AnyModelConfig, train: TrainConfig) -> Memory:
 
 def least_parts(config: AnyModelConfig, train: TrainConfig) -> dict[str, int]:
     """What no run is without, by formula; of a model that is trained in part, any block may keep nothing."""
-    lowest = config.num_layers if isinstance(config, ModelConfig) and (train.freeze or train.lora) else 0
+    first_block = config.num_layers if isinstance(config, ModelConfig) and (train.freeze or train.lora) else 0
     return {
         "parameters": 4 * num_params(config),
-        "saved activations": saved_of(config, train, lowest=lowest),
+        "saved activations": saved_of(config, train, first_block=first_block),
         "batch": 2 * 8 * train.batch_size * train.grad_accum * (train.seq_len or 1),  # tokens and targets, int64
     }
 

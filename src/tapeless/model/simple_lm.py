@@ -49,7 +49,7 @@ class SimpleLM:
             initialized=initialized,
         )
         self.store = self.chain.store
-        self._kept: tuple[torch.Size, Any, int | None] | None = None  # shape of the logits, and of a loss what it saved
+        self._saved: tuple[torch.Size, Any, int | None] | None = None  # shape of the logits, and of a loss what it saved
 
     @property
     def params(self) -> Mapping[str, Tensor]:
@@ -78,14 +78,14 @@ class SimpleLM:
     ) -> Tensor:  # loss ()
         """The loss, and what backward needs. step and first_sample are what every model is told; nothing here is random.
         check: False leaves out every look at values; who calls it so answers for the ids."""
-        self._kept = None
+        self._saved = None
         if check:
             check_num_targets(num_targets)
             check_tokens(tokens, self.config.vocab_size, self.device)
             check_targets(targets, tokens, self.config.vocab_size)
         logits = self.logits(tokens, keep=True, check=check)
         loss, saved = CROSS_ENTROPY.forward(logits, targets, num_targets=num_targets)
-        self._kept = (logits.shape, saved, num_targets)
+        self._saved = (logits.shape, saved, num_targets)
         return loss
 
     def forward_backward(
@@ -107,16 +107,16 @@ class SimpleLM:
         dlogits: Tensor | None = None,  # (B, T, V)
     ) -> None:
         """Accumulate the gradient of the last forward's loss, or of <dlogits, logits>, into `grads`."""
-        if self._kept is None:
+        if self._saved is None:
             raise OrderError("backward without a forward: call forward(tokens, targets) or logits(tokens, keep=True) first")
-        shape, saved, num_targets = self._kept
+        shape, saved, num_targets = self._saved
         if (dlogits is None) == (saved is None):
             raise OrderError("backward() follows forward(tokens, targets); backward(dlogits) follows logits(tokens, keep=True)")
         if dlogits is None:
             dlogits = CROSS_ENTROPY.backward(1.0, saved, num_targets=num_targets)
         check_upstream(dlogits, shape, self.store.compute_flat.dtype)
         self.chain.backward(dlogits)
-        self._kept = None
+        self._saved = None
 
     def loss(self, tokens: Tensor, targets: Tensor, *, num_targets: int | None = None, check: bool = True) -> Tensor:  # ()
         """The loss for evaluation: nothing is kept. check: as of forward."""
@@ -128,12 +128,12 @@ class SimpleLM:
 
     def logits(self, tokens: Tensor, *, keep: bool = False, check: bool = True) -> Tensor:  # (B, T, V)
         if keep:
-            self._kept = None
+            self._saved = None
         if check:
             check_tokens(tokens, self.config.vocab_size, self.device)
         logits = self.chain.forward(tokens, keep=keep)
         if check and not torch.isfinite(logits).all():
             self.store.raise_if_non_finite()
         if keep:
-            self._kept = (logits.shape, None, None)
+            self._saved = (logits.shape, None, None)
         return logits

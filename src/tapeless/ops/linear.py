@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from tapeless.ops.numerics import add_product, add_row_sum, rows
+from tapeless.ops.numerics import accumulate_matmul, add_row_sum, rows
 from tapeless.ops.op import Op
 
 
@@ -40,7 +40,7 @@ def linear_backward(
     db: Tensor | None,  # (O,)  accumulated into
 ) -> Tensor:  # dx (..., I)
     if dw is not None:
-        add_product(dw, rows(dy).t(), rows(saved.x))
+        accumulate_matmul(dw, rows(dy).t(), rows(saved.x))
     if db is not None:
         add_row_sum(db, dy)
     return dy @ w

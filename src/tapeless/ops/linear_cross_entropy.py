@@ -17,7 +17,7 @@ from tapeless.ops.cross_entropy import (
     cross_entropy_forward,
     valid_targets,
 )
-from tapeless.ops.numerics import accumulation_dtype, add_product, rows
+from tapeless.ops.numerics import accumulate_matmul, accumulation_dtype, rows
 from tapeless.ops.op import Op
 
 CHUNK = 2**20  # logits alive at a time
@@ -85,7 +85,7 @@ def linear_cross_entropy_backward(
         )
         torch.mm(dlogits, w, out=dx_c)
         if dw is not None:
-            add_product(dw, dlogits.t(), xc)
+            accumulate_matmul(dw, dlogits.t(), xc)
     return dx.view(x.shape)
 
 

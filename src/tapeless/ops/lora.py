@@ -8,7 +8,7 @@ Backward, by y_no = sum_k u_nk b_ok and u_nk = s sum_i x_ni a_ki:
     da += du' x                 dx = du a
 The sum of both terms hands dy to each, so that x receives dy w + du a: the gradient goes through w, and w itself needs none.
 s is multiplied in where it is cheapest, at the r columns in the middle.
-x -> x a' is itself a product of the model's set (`linear`), the one that stands beside it: a linear map, or the ffn_down that
+x -> x a' is itself a product of the model's set (`product`), the one that stands beside it: a linear map, or the ffn_down that
 makes h on the way, so that neither pass keeps h.
 Saved: what that product saves, and u.
 Tested by: tests/ops/test_lora.py."""
@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from tapeless.ops.linear import LINEAR
-from tapeless.ops.numerics import add_product, rows
+from tapeless.ops.numerics import accumulate_matmul, rows
 from tapeless.ops.op import Op
 
 
@@ -35,9 +35,9 @@ def lora_forward(
     scale: float,
     linear: Op = LINEAR,
 ) -> tuple[Tensor, LoraSaved]:  # y (..., O)
-    xa, of_linear = linear.forward(x, a, None)
+    xa, linear_saved = linear.forward(x, a, None)
     u = xa * scale
-    return u @ b.t(), LoraSaved(of_linear, u)
+    return u @ b.t(), LoraSaved(linear_saved, u)
 
 
 def lora_backward(
@@ -52,7 +52,7 @@ def lora_backward(
     linear: Op = LINEAR,
 ) -> Tensor:  # dx (..., I)
     if db is not None:
-        add_product(db, rows(dy).t(), rows(saved.u))
+        accumulate_matmul(db, rows(dy).t(), rows(saved.u))
     du = (dy @ b) * scale
     return linear.backward(du, saved.linear, a, None, da, None)
 

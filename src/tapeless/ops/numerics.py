@@ -28,7 +28,7 @@ def rows(x: Tensor) -> Tensor:  # (..., C) -> (N, C)
     return x.reshape(-1, x.shape[-1])
 
 
-def add_product(dw: Tensor, a: Tensor, b: Tensor) -> None:  # dw (M, K) += a (M, N) @ b (N, K)
+def accumulate_matmul(dw: Tensor, a: Tensor, b: Tensor) -> None:  # dw (M, K) += a (M, N) @ b (N, K)
     """Accumulate a matrix product. Where the gradient has the product's dtype, without a temporary; where it is wider, in
     parts that are rounded to the product's dtype first, since torch has no bfloat16 product with a float32 result on every
     device."""

@@ -1,22 +1,26 @@
-"""What an op is: a forward with its backward, and the record of what passes between them.
+"""The contract of an op: a forward, its backward, and the record that one saves for the other.
 
     y…, saved = forward(activations…, params…, *, scalars)
     dx…       = backward(dy…, saved, params…, dparams…, *, scalars)
+    None      = backward_dw(dy…, saved, params…, dparams…, *, scalars)
 
-- Activation gradients are returned (dy itself where the derivative is 1, so nobody writes into them); parameter gradients
-  are accumulated (`+=`) into the buffers handed in, and None there means frozen. Backward writes neither `dy` nor `saved`.
-- A set may have a twin whose products overwrite (`OpSet.non_accumulating`): its linear, ffn_down and linear_cross_entropy
-  replace what dw holds, and dw alone; biases and norms are still added to. The head's backward comes before the embedding's, so that a
-  tied matrix is first written, then added to.
-- `saved` is a NamedTuple private to the implementation (None where nothing is kept): no parameters, no settings of the model.
-- A field of `saved` that bears the name of an activation of the forward, or of its output, *is* that tensor. A recompute
-  policy can therefore drop it by name and hand an equal one back, whatever else the implementation keeps.
-- Ops are holomorphic where they are smooth (no abs, no conjugation; branches look at the real part), so that the complex
-  step can judge them.
+- Activation gradients are returned (dy itself where the derivative is 1, so callers must not write into them); parameter
+  gradients are accumulated (`+=`) into the buffers passed in, and None there means frozen. Backward writes neither `dy` nor
+  `saved`.
+- `backward` with every dparam None computes the activation gradients alone, and `backward_dw`, where an op has one, the
+  parameter gradients alone. Together they give the bits of the joint backward.
+- A set may have a non-accumulating variant (`OpSet.non_accumulating`): its linear, ffn_down and linear_cross_entropy overwrite
+  dw, and dw alone; gradients of biases and norms are still accumulated. The head's backward runs before the embedding's, so a
+  tied matrix is first overwritten, then accumulated into.
+- `saved` is a NamedTuple private to the implementation (None if it saves nothing): no parameters, no settings of the model.
+- A field of `saved` that has the name of an input activation, or of an output, *is* that tensor. A recompute policy can
+  therefore drop it by name and restore an equal one, whatever else the implementation saves.
+- Ops are holomorphic where they are smooth (no abs, no conjugation; branches look at the real part), so that they can be
+  checked by the complex step.
 Tested by: tests/ops/test_op.py."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple, TypeVar
 
 from torch import Tensor
@@ -25,19 +29,22 @@ Saved = TypeVar("Saved")
 
 
 class Op(NamedTuple):
-    """The unit of replacement: the two halves share `saved`, so neither is replaced alone."""
+    """The unit of replacement: forward and backward share `saved`, so neither is replaced alone. A kernel set starts from the
+    reference op (`LINEAR._replace(forward=…, backward=…)`), which states the names of outputs and gradients."""
 
     forward: Callable[..., Any]
     backward: Callable[..., Any]
-    both: Callable[..., Any] | None = None  # of a loss: (x, targets, w, dw, *, scalars) -> loss, dx, as if dloss were 1
-    backward_dw: Callable[..., None] | None = None
+    both: Callable[..., Any] | None = None  # of a loss: (x, targets, w, dw, *, scalars) -> loss, dx, with dloss = 1
+    backward_dw: Callable[..., None] | None = None  # parameter gradients alone; None: only the joint backward exists
+    outputs: tuple[str, ...] = ("y",)  # what forward returns before `saved`
+    grads: tuple[str, ...] = ("dx",)  # what backward returns; (): nothing
 
 
-class Recording(NamedTuple):
-    """The calls of one pass, to be made again in their order."""
+class CapturedCalls(NamedTuple):
+    """The calls of one pass, to be replayed in their order."""
 
     calls: list[Callable[[], Any]]
-    nbytes: int  # of the memory that it has for itself
+    nbytes: int  # of the memory that it owns
 
 
 @dataclass(frozen=True)
@@ -51,25 +58,32 @@ class OpSet:
     qkv_rope: Op
     attention: Op
     linear: Op
-    ffn_down: Mapping[str, Op]  # by ModelConfig.ffn: the activation or gate, and the product behind it
+    ffn_down: Mapping[str, Op]  # by ModelConfig.ffn: the activation or gate, and the linear map after it
     linear_cross_entropy: Op
-    dropout: Op  # saves nothing: a mask is hashed again from its key
+    dropout: Op  # saves nothing: backward hashes the mask again from its key
     begin: Callable[[], None] | None = None  # called at the beginning of every pass through a model
-    decoder: Callable[..., Callable[..., Tensor] | None] | None = (
-        None  # one token through the whole model; None: by the ops above
-    )
+    decoder: Callable[..., Callable[..., Tensor] | None] | None = None  # one token through the whole model in one call
     # The optimizer's two passes over the flat buffers; None: optim/adam.py and optim/clip.py.
-    adam_update: Callable[..., None] | None = None  # (p, g, m, v, copy, pieces, numbers, scale), as AdamW.fused_update calls it
+    adam_update: Callable[..., None] | None = None  # (p, g, m, v, copy, pieces, step_scalars, scale), see AdamW.fused_update
     grad_norm: Callable[[Tensor], Tensor] | None = None  # (n,) -> () float64
-    non_accumulating: "OpSet | None" = (
-        None  # this set, but whose products replace dw instead of adding to it; None: it has none
-    )
-    # Whether nothing in it waits for the device, so that a step can be captured in a graph: its loss then takes num_targets
-    # as a number on the device too, and its adam_update leaves everything as it was where the scale is NaN.
+    non_accumulating: "OpSet | None" = None  # this set with matmuls that overwrite dw instead of accumulating into it
+    # Whether no op waits for the device, so that a step can be captured in a CUDA graph: the loss then also takes num_targets
+    # as a tensor on the device, and adam_update changes nothing where the scale is NaN.
     capturable: bool = False
-    # (run) -> what run() returns, and its calls, or why they cannot be repeated; None: it cannot record. Who replaces an op
-    # by one that computes in numpy sets it to None.
-    capture: "Callable[[Callable[[], Any]], tuple[Any, Recording | str]] | None" = None
+    # (run) -> what run() returns, and its captured calls, or the reason why they cannot be replayed; None: no capture. Set to
+    # None when replacing an op by one that computes in numpy.
+    capture: "Callable[[Callable[[], Any]], tuple[Any, CapturedCalls | str]] | None" = None
+
+    def map(self, change: Callable[[str, Op], Op]) -> "OpSet":
+        """The set with every op changed: change(field, op)."""
+        changed: dict[str, Any] = {}
+        for field in fields(self):
+            member = getattr(self, field.name)
+            if isinstance(member, Op):
+                changed[field.name] = change(field.name, member)
+            elif isinstance(member, Mapping):
+                changed[field.name] = {kind: change(field.name, op) for kind, op in member.items()}
+        return replace(self, **changed)
 
 
 def loss_with_gradient(
@@ -80,7 +94,7 @@ def loss_with_gradient(
     dw: Tensor | None,  # (V, C)  accumulated into
     **options: Any,
 ) -> tuple[Tensor, Tensor]:  # loss (), dx (..., C)
-    """A loss and its gradient, in one go where the op can: it then has no need to make its logits twice."""
+    """A loss and its gradient. An op with `both` computes its logits once for the two."""
     if op.both is not None:
         return op.both(x, targets, w, dw, **options)
     loss, saved = op.forward(x, targets, w, **options)
@@ -88,14 +102,14 @@ def loss_with_gradient(
 
 
 def drop(saved: Saved, *names: str) -> Saved:
-    """`saved` with the named activations dropped, so that their memory can go."""
+    """`saved` with the named activations set to None, which frees their memory."""
     if saved is None:
         return saved
     return saved._replace(**{name: None for name in names if name in saved._fields})  # type: ignore[attr-defined]
 
 
 def restore(saved: Saved, **activations: Any) -> Saved:
-    """`saved` with activations put back that `drop` had dropped."""
+    """`saved` with recomputed activations in the places that `drop` had emptied."""
     if saved is None:
         return saved
     return saved._replace(**{name: x for name, x in activations.items() if name in saved._fields})  # type: ignore[attr-defined]

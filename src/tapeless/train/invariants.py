@@ -17,8 +17,8 @@ from torch import Tensor
 
 from tapeless.errors import InvariantError
 from tapeless.model.build import AnyModel
+from tapeless.model.observe import HEAD, OpCall, observe_ops
 from tapeless.model.transformer import Transformer
-from tapeless.model.watch import HEAD, Seen, watched
 from tapeless.ops.cross_entropy import IGNORED
 
 ROWS = 2  # of the batch
@@ -68,7 +68,7 @@ def identities(
     model.zero_grads()
     if isinstance(model, Transformer):
         look = _Look(model, targets, found)
-        with watched(model, look):
+        with observe_ops(model, look):
             model.forward_backward(tokens, targets, step=step, first_sample=first_sample, documents=documents)
         yield from found
         yield from _causality(model, tokens[:1], None if documents is None else documents[:1])
@@ -85,7 +85,7 @@ class _Look:
         self.bound = IDENTITY[model.dtype]
         self.sums: dict[int, tuple[Any, Tensor]] = {}  # what a norm saved, by its id, and the s that it was of
 
-    def __call__(self, seen: Seen) -> None:
+    def __call__(self, seen: OpCall) -> None:
         if seen.op == HEAD and seen.direction != "forward":
             self._head(seen)
         elif seen.op == "qkv_rope" and seen.direction == "forward":
@@ -98,7 +98,7 @@ class _Look:
     def _add(self, identity: str, layer: str, error: Tensor, bound: float) -> None:
         self.found.append(Checked(identity, layer, float(error.max()) if error.numel() else 0.0, bound))
 
-    def _head(self, seen: Seen) -> None:
+    def _head(self, seen: OpCall) -> None:
         c, dx = self.config, seen.outputs["dx"]
         ignored = dx.reshape(-1, dx.shape[-1])[self.targets.flatten() == IGNORED]  # (n, C)
         self._add("dx = 0 of ignored targets", seen.layer, ignored.abs(), 0.0)
@@ -106,7 +106,7 @@ class _Look:
             (dw,) = map(wide, seen.grads)  # (V, C); of a tied model the head's share alone, the other comes later
             self._add("sum of dw over V = 0", seen.layer, dw.sum(0).norm() / dw.norm(dim=1).sum().clamp_min(1e-300), self.bound)
 
-    def _rotation(self, seen: Seen) -> None:
+    def _rotation(self, seen: OpCall) -> None:
         c, qkv = self.config, wide(seen.inputs[0])  # (B, T, (H+2G)*D)
         width, keys = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
         q, k, v = qkv.split([width, keys, keys], -1)
@@ -119,7 +119,7 @@ class _Look:
         own = wide(seen.outputs["v"]).transpose(1, 2).flatten(2)  # (B, T, G*D)
         self._add("v is what the product gave", seen.layer, (own - v).abs(), 0.0)
 
-    def _norm(self, seen: Seen) -> None:
+    def _norm(self, seen: OpCall) -> None:
         ds, dn, saved, w, *_ = seen.inputs
         _, s = self.sums.pop(id(saved))  # (B, T, C)
         d, terms = wide(seen.outputs["dx"]), 0.0

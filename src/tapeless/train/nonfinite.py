@@ -16,9 +16,9 @@ from torch import Tensor
 from tapeless.data.files import write_json
 from tapeless.errors import NonFiniteError, WriteError
 from tapeless.model.build import AnyModel
+from tapeless.model.observe import OpCall, observe_ops
 from tapeless.model.params import ParamStore
 from tapeless.model.transformer import Transformer
-from tapeless.model.watch import Seen, watched
 from tapeless.optim.clip import grad_norm
 from tapeless.train.run_dir import RunDir
 from tapeless.train.step import accumulate_gradients
@@ -96,16 +96,16 @@ def first_bad_tensor(model: AnyModel, batch: Sequence[Tensor], counts: Mapping[s
 def _first_shown(model: Transformer, batch: Sequence[Tensor], counts: Mapping[str, Any]) -> BadTensor | None:
     found: list[BadTensor] = []
 
-    def look(seen: Seen) -> None:
+    def look(seen: OpCall) -> None:
         if not found:
             found.extend(_bad_of(seen, model.store))
 
-    with watched(model, look):
+    with observe_ops(model, look):
         accumulate_gradients(model, *batch, **counts, check=False)  # so that it goes on behind a bad weight
     return found[0] if found else None
 
 
-def _bad_of(seen: Seen, store: ParamStore) -> list[BadTensor]:
+def _bad_of(seen: OpCall, store: ParamStore) -> list[BadTensor]:
     """The first bad result of one call, or the first bad gradient that it left."""
     for name, x in seen.outputs.items():
         bad = _bad_element(x) if isinstance(x, Tensor) else None

@@ -50,7 +50,7 @@ MUON, EMA = "optim/muon.py", "optim/ema.py"
 # Lines that several mutants change.
 DZ = "dz = p * (dp - (do * o).sum(-1, keepdim=True)) / math.sqrt(D)"
 P = "p = (_scores(q, k, saved.documents) - saved.lse).exp()"
-DW_PRODUCT = "add_product(dw, rows(dy).t(), rows(saved.x))"
+DW_PRODUCT = "accumulate_matmul(dw, rows(dy).t(), rows(saved.x))"
 RMS_DX = "return (r * (dn - n * (dn * n).mean(-1, keepdim=True))).to(x.dtype)"
 DROPPED = "return dy * dropout_scale(dy, p, key, first_sample)"
 RMS_DN = "dn = dy.to(r.dtype) * w"
@@ -93,7 +93,8 @@ LISTED = (
         "dW transposed (square)",
         LINEAR,
         DW_PRODUCT,
-        "a, c = (saved.x, dy) if dw.shape[0] == dw.shape[1] else (dy, saved.x)\n        add_product(dw, rows(a).t(), rows(c))",
+        "a, c = (saved.x, dy) if dw.shape[0] == dw.shape[1] else (dy, saved.x)\n"
+        "        accumulate_matmul(dw, rows(a).t(), rows(c))",
     ),
     Mutant(
         "10",

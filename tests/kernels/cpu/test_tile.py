@@ -6,12 +6,12 @@ import pytest
 
 pytest.importorskip("numba")
 
-from tapeless.kernels.cpu.tile import ROWS, WIDTH, product
+from tapeless.kernels.cpu.tile import ROWS, WIDTH, tile_matmul
 
 
 @numba.njit(error_model="numpy")
 def multiply(c, c0, c_row, a, a_row, a_col, b, b_row, M, N, K, add):
-    product(c, c0, c_row, a, 0, a_row, a_col, b, 0, b_row, M, N, K, add)
+    tile_matmul(c, c0, c_row, a, 0, a_row, a_col, b, 0, b_row, M, N, K, add)
 
 
 @pytest.mark.parametrize("M", [ROWS, 4 * ROWS])

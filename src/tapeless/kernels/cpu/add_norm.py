@@ -2,8 +2,8 @@
 
     s = x + delta, rounded to its dtype      m = mean_C(s), 0 for RMSNorm      r = (mean_C((s - m)^2) + eps)^(-1/2)
     n = (s - m) r w + b
-Backward: ops/rms_norm.py, ops/layer_norm.py and ops/add_norm.py. dw and db are summed over PARTS stretches of rows, then over
-the stretches, so that the sum does not depend on the number of threads.
+Backward: ops/rms_norm.py, ops/layer_norm.py and ops/add_norm.py. dw and db are summed over PARTS spans of rows, then over
+the spans, so that the sum does not depend on the number of threads.
 Tested by: tests/kernels/test_cpu.py."""
 
 from functools import partial
@@ -15,8 +15,8 @@ import torch
 from numba import prange
 from torch import Tensor
 
+from tapeless.kernels.cpu.capture import launch
 from tapeless.kernels.cpu.jit import array, inlined, kernel, matrix, put, wide
-from tapeless.kernels.cpu.recording import launch
 from tapeless.kernels.workspace import Workspace
 from tapeless.ops.add_norm import AddNormSaved
 from tapeless.ops.layer_norm import LayerNormSaved
@@ -160,7 +160,7 @@ def add_norm_forward(
 ) -> tuple[Tensor, Tensor, AddNormSaved]:  # s (..., C), n (..., C)
     s = x if delta is None else ws.empty(x.shape, x.dtype)
     n = ws.empty(x.shape, x.dtype)
-    r = torch.empty(*x.shape[:-1], 1, dtype=torch.float32)
+    r = torch.empty(*x.shape[:-1], 1, dtype=torch.float32, device=x.device)
     m = torch.empty_like(r) if centre else r
     x_, w_ = matrix(x), array(w)
     delta_, s_ = (_nothing(x_), _nothing(x_)) if delta is None else (matrix(delta), matrix(s))

@@ -18,11 +18,11 @@ import torch
 from numba import prange
 from torch import Tensor
 
+from tapeless.kernels.cpu.capture import launch
 from tapeless.kernels.cpu.jit import array, bare, inlined, kernel, put
 from tapeless.kernels.cpu.packing import left, right, right_transposed, scores_left, scores_transposed, steps
-from tapeless.kernels.cpu.recording import launch
 from tapeless.kernels.cpu.rows import softmax_row, softmax_row_backward
-from tapeless.kernels.cpu.tile import HAS_PAIRS, ROWS, WIDTH, product
+from tapeless.kernels.cpu.tile import HAS_PAIRS, ROWS, WIDTH, tile_matmul
 from tapeless.kernels.workspace import Workspace
 from tapeless.ops.attention import AttentionSaved, require_matching_documents
 from tapeless.ops.op import Op
@@ -72,7 +72,7 @@ def _forward(q, k, v, documents, scale, operands, blocks, weights, scores, outpu
             M, seen = _up(count, ROWS), first + count + S - T
             N = _up(seen, WIDTH)
             left(q[b, h], first, M, qs, D_)
-            product(p, 0, S_, qs, 0, D_, 1, kt, 0, S_, M, N, steps(kt, D), False)
+            tile_matmul(p, 0, S_, qs, 0, D_, 1, kt, 0, S_, M, N, steps(kt, D), False)
             for i in range(count):
                 visible = first + i + S - T + 1
                 mine = documents[b, :visible] if len(documents) > 0 else nobody
@@ -82,7 +82,8 @@ def _forward(q, k, v, documents, scale, operands, blocks, weights, scores, outpu
                 _mask(p, i * S_, mine, own, ZERO)
                 lse[b, h, first + i] = top + np.float32(math.log(total))
                 sums[i] = total
-            product(out, 0, D_, scores_left(ps, p, count, N, S_), 0, steps(ps, S_), 1, vs, 0, D_, M, D_, steps(vs, seen), False)
+            weighted = scores_left(ps, p, count, N, S_)
+            tile_matmul(out, 0, D_, weighted, 0, steps(ps, S_), 1, vs, 0, D_, M, D_, steps(vs, seen), False)
             for i in range(count):
                 _unpack(out[i * D_ : i * D_ + D], ONE / sums[i], o[b, first + i, h])
 
@@ -117,8 +118,8 @@ def _backward(do, q, k, v, lse, documents, scale, operands, blocks, weights, sco
                 left(do[b, :, h], first, M, dos, D_)
                 right(q[b, h], first, M, q_rows, D_)
                 right(do[b, :, h], first, M, do_rows, D_)
-                product(p, 0, S_, qs, 0, D_, 1, kt, 0, S_, M, N, steps(kt, D), False)
-                product(dp, 0, S_, dos, 0, D_, 1, vt, 0, S_, M, N, steps(vt, D), False)
+                tile_matmul(p, 0, S_, qs, 0, D_, 1, kt, 0, S_, M, N, steps(kt, D), False)
+                tile_matmul(dp, 0, S_, dos, 0, D_, 1, vt, 0, S_, M, N, steps(vt, D), False)
                 for i in range(M):
                     visible = first + i + S - T + 1 if i < count else 0
                     mine = documents[b, :visible] if len(documents) > 0 else nobody
@@ -129,9 +130,9 @@ def _backward(do, q, k, v, lse, documents, scale, operands, blocks, weights, sco
                     _mask(dp, i * S_, mine, own, ZERO)
                 keys_seen, rows = _up(seen, ROWS), steps(ps, M)
                 dz = scores_left(ps, dp, M, N, S_)
-                product(dqs, 0, D_, dz, 0, steps(ps, S_), 1, ks, 0, D_, M, D_, steps(ks, seen), False)
-                product(dks, 0, D_, scores_transposed(ps, dp, M, N, S_), 0, 1, S_, q_rows, 0, D_, keys_seen, D_, rows, True)
-                product(dvs, 0, D_, scores_transposed(ps, p, M, N, S_), 0, 1, S_, do_rows, 0, D_, keys_seen, D_, rows, True)
+                tile_matmul(dqs, 0, D_, dz, 0, steps(ps, S_), 1, ks, 0, D_, M, D_, steps(ks, seen), False)
+                tile_matmul(dks, 0, D_, scores_transposed(ps, dp, M, N, S_), 0, 1, S_, q_rows, 0, D_, keys_seen, D_, rows, True)
+                tile_matmul(dvs, 0, D_, scores_transposed(ps, p, M, N, S_), 0, 1, S_, do_rows, 0, D_, keys_seen, D_, rows, True)
                 for i in range(count):
                     _unpack(dqs[i * D_ : i * D_ + D], scale, dq[b, h, first + i])
         for s in range(S):
@@ -145,7 +146,8 @@ NO_DOCUMENTS = np.empty((0, 0), np.int64)
 def _operand(x: Tensor) -> np.ndarray:
     """Elements; or words of two, where the processor multiplies such pairs."""
     elements = array(x if x.is_contiguous() else x.contiguous())
-    return elements.view(np.int32) if HAS_PAIRS and x.dtype == torch.bfloat16 and x.shape[-1] % 2 == 0 else elements
+    pairs = HAS_PAIRS and x.dtype == torch.bfloat16 and x.shape[-1] % 2 == 0 and not x.is_meta
+    return elements.view(np.int32) if pairs else elements
 
 
 def _documents(documents: Tensor | None) -> np.ndarray:  # (B, T), or (0, 0)
@@ -164,7 +166,7 @@ def attention_forward(
     (B, H, T, D), (G, S) = q.shape, k.shape[1:3]
     D_, S_, threads = _up.py_func(D, WIDTH), _up.py_func(S, WIDTH), numba.get_num_threads()
     o = ws.empty((B, T, H * D), q.dtype)
-    lse = torch.empty(B, G, H // G, T, 1, dtype=torch.float32, device="cpu")
+    lse = torch.empty(B, G, H // G, T, 1, dtype=torch.float32, device=q.device)
     queries = _operand(q)
     kind = np.int32 if queries.dtype == np.int32 else np.float32
     launch(

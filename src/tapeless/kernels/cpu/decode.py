@@ -205,7 +205,7 @@ def decoder(
     theta = float(c.rope_theta) if c.position == "rope" else 0.0
     F = c.intermediate_dim
     sizes = (c.hidden_dim, c.num_heads, F, 2 * F if c.ffn in GATED else F, KINDS[c.ffn])
-    numbers = (*sizes, theta, c.norm == "layer", c.norm_placement == "post")
+    scalars = (*sizes, theta, c.norm == "layer", c.norm_placement == "post")
 
     def decode(tokens: Tensor, kv_cache: Any) -> Tensor:
         logits = torch.empty(len(tokens), 1, c.vocab_size, dtype=torch.float32, device="cpu")
@@ -217,7 +217,7 @@ def decoder(
             array(kv_cache.stacked["keys"][0]),
             array(kv_cache.stacked["values"][0]),
             kv_cache.length,
-            *numbers,
+            *scalars,
             np.float32(c.norm_eps),
             array(logits).reshape(len(tokens), -1),
         )

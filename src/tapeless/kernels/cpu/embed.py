@@ -1,6 +1,6 @@
 """Token embedding: the rows are gathered by torch; their gradients are added in one fixed order.
 
-Backward: each thread owns a stretch of the columns and walks all tokens in their order, so that a token that stands in several
+Backward: each thread owns a span of the columns and walks all tokens in their order, so that a token that stands in several
 places needs no lock and its sum has one order.
 Tested by: tests/kernels/test_cpu.py."""
 
@@ -10,13 +10,13 @@ import torch
 from numba import prange
 from torch import Tensor
 
+from tapeless.kernels.cpu.capture import launch
 from tapeless.kernels.cpu.jit import array, inlined, kernel, matrix, wide
-from tapeless.kernels.cpu.recording import launch
 from tapeless.kernels.workspace import Workspace
 from tapeless.ops.embed import EmbedSaved
 from tapeless.ops.op import Op
 
-COLUMNS = 64  # of a stretch: whole cache lines, also of bfloat16
+COLUMNS = 64  # of a span: whole cache lines, also of bfloat16
 
 
 @inlined
@@ -28,8 +28,8 @@ def _add(dw, dy):  # (c,) each
 @kernel
 def _backward(tokens, dy, dw):  # (N,), (N, C), (V, C)
     N, C = dy.shape
-    for stretch in prange(-(-C // COLUMNS)):
-        first, last = stretch * COLUMNS, min(C, (stretch + 1) * COLUMNS)
+    for span in prange(-(-C // COLUMNS)):
+        first, last = span * COLUMNS, min(C, (span + 1) * COLUMNS)
         for n in range(N):
             _add(dw[tokens[n], first:last], dy[n, first:last])
 

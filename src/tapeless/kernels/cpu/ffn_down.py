@@ -11,11 +11,11 @@ import numpy as np
 from numba import prange
 from torch import Tensor
 
+from tapeless.kernels.cpu.capture import launch
 from tapeless.kernels.cpu.functions import GELU_C, GELU_K, gelu_tanh, sigmoid, tanh
 from tapeless.kernels.cpu.jit import inlined, kernel, matrix, put, wide
-from tapeless.kernels.cpu.linear import add_product, linear_forward
-from tapeless.kernels.cpu.products import product
-from tapeless.kernels.cpu.recording import launch
+from tapeless.kernels.cpu.linear import accumulate_matmul, linear_forward
+from tapeless.kernels.cpu.matmul import matmul
 from tapeless.kernels.workspace import Workspace
 from tapeless.ops.ffn_down import FFNDownSaved
 from tapeless.ops.ffn_gate import GATED
@@ -185,13 +185,13 @@ def ffn_down_backward(
 ) -> Tensor:  # dgate_up, as gate_up
     flat = rows(dy)
     dh = ws.empty((len(flat), w.shape[1]), dy.dtype)
-    product(flat, w, dh)
+    matmul(flat, w, dh)
     dgate_up = ws.empty(saved.gate_up.shape, dy.dtype)
     run = _gated_backward if name in GATED else _plain_backward
     launch(run, KINDS[name], matrix(dh), matrix(saved.gate_up), matrix(dgate_up))
     h = dh
     if dw is not None:
-        add_product(dw, flat.t(), h, ws, overwrite)
+        accumulate_matmul(dw, flat.t(), h, ws, overwrite)
     if db is not None:
         add_row_sum(db, dy)
     return dgate_up

@@ -33,6 +33,8 @@ from numba.core.registry import cpu_target
 from numba.extending import intrinsic, overload
 from torch import Tensor
 
+from tapeless.kernels.workspace import NUMPY
+
 log = logging.getLogger("tapeless")
 
 OLD = 90 * 24 * 3600  # seconds
@@ -118,10 +120,13 @@ def array(x: Tensor) -> np.ndarray:
     """The same memory as numpy sees it, bfloat16 as uint16.
 
     Two calls of torch for each argument of each kernel would take as long as a small kernel: tensors of a workspace and views
-    of the flat buffers keep their array beside them, good as long as their memory is where it was."""
+    of the flat buffers store their array in an attribute, valid while the memory stays at its address. A tensor on the meta
+    device becomes an array of its shape that takes no memory (kernels/dry.py)."""
     held = getattr(x, "as_array", None)
     if held is not None and held[0] == x.data_ptr() and held[1].shape == x.shape:
         return held[1]
+    if x.is_meta:
+        return np.broadcast_to(np.empty((), NUMPY.get(x.dtype, np.int64)), x.shape)
     seen = (x.view(torch.uint16) if x.dtype == torch.bfloat16 else x.detach()).numpy()
     if x._base is not None and x.is_floating_point():
         x.as_array = x.data_ptr(), seen  # type: ignore[attr-defined]

@@ -1,7 +1,7 @@
-"""Linear map: products (products.py) into buffers of the workspace. Formulas: ops/linear.py.
+"""Linear map: products (matmul.py) into buffers of the workspace. Formulas: ops/linear.py.
 
 In float32 torch adds the weights' gradient to its place within the product. In bfloat16 the product is rounded to bfloat16
-first (torch has none with a float32 result here), a stretch of rows at a time, so that it is in the cache when it is added.
+first (torch has none with a float32 result here), a span of rows at a time, so that it is in the cache when it is added.
 Tested by: tests/kernels/test_cpu.py."""
 
 from functools import partial
@@ -10,41 +10,41 @@ import torch
 from numba import prange
 from torch import Tensor
 
+from tapeless.kernels.cpu.capture import launch
 from tapeless.kernels.cpu.jit import array, inlined, kernel, wide
-from tapeless.kernels.cpu.products import product
-from tapeless.kernels.cpu.recording import launch
+from tapeless.kernels.cpu.matmul import matmul
 from tapeless.kernels.workspace import Workspace
 from tapeless.ops.linear import LinearSaved
 from tapeless.ops.numerics import add_row_sum, rows
 from tapeless.ops.op import Op
 
-STRETCH = 2**13  # elements that a thread adds in one go
+SPAN = 2**13  # elements that a thread adds in one go
 ROUNDED = 2**21  # elements of the weights' gradient that are rounded at a time
 
 
 @inlined
-def _add_stretch(dw, part):  # (n,) each
+def _add_span(dw, part):  # (n,) each
     for i in range(len(dw)):
         dw[i] += wide(part[i])
 
 
 @inlined
-def _set_stretch(dw, part):  # (n,) each
+def _set_span(dw, part):  # (n,) each
     for i in range(len(dw)):
         dw[i] = wide(part[i])
 
 
 @kernel
 def _add(dw, part, overwrite):  # (n,) float32, (n,) bfloat16
-    for stretch in prange(-(-len(dw) // STRETCH)):
-        first, last = stretch * STRETCH, min(len(dw), (stretch + 1) * STRETCH)
+    for span in prange(-(-len(dw) // SPAN)):
+        first, last = span * SPAN, min(len(dw), (span + 1) * SPAN)
         if overwrite:
-            _set_stretch(dw[first:last], part[first:last])
+            _set_span(dw[first:last], part[first:last])
         else:
-            _add_stretch(dw[first:last], part[first:last])
+            _add_span(dw[first:last], part[first:last])
 
 
-def add_product(dw: Tensor, a: Tensor, b: Tensor, ws: Workspace, overwrite: bool) -> None:
+def accumulate_matmul(dw: Tensor, a: Tensor, b: Tensor, ws: Workspace, overwrite: bool) -> None:
     """dw (M, K) += a (M, N) @ b (N, K), or = where it is overwritten."""
     if dw.dtype == a.dtype:
         launch(dw.addmm_, a, b, beta=0 if overwrite else 1)
@@ -67,7 +67,7 @@ def linear_forward(
     ws: Workspace,
 ) -> tuple[Tensor, LinearSaved]:  # y (..., O)
     y = ws.empty((*x.shape[:-1], w.shape[0]), x.dtype)
-    product(rows(x), w.t(), y.view(-1, w.shape[0]), b)
+    matmul(rows(x), w.t(), y.view(-1, w.shape[0]), b)
     return y, LinearSaved(x)
 
 
@@ -83,11 +83,11 @@ def linear_backward(
     overwrite: bool,
 ) -> Tensor:  # dx (..., I)
     if dw is not None:
-        add_product(dw, rows(dy).t(), rows(saved.x), ws, overwrite)
+        accumulate_matmul(dw, rows(dy).t(), rows(saved.x), ws, overwrite)
     if db is not None:
         add_row_sum(db, dy)
     dx = ws.empty((*dy.shape[:-1], w.shape[1]), dy.dtype)
-    product(rows(dy), w, dx.view(-1, w.shape[1]))
+    matmul(rows(dy), w, dx.view(-1, w.shape[1]))
     return dx
 
 

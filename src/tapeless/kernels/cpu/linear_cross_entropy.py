@@ -14,11 +14,11 @@ import torch
 from numba import prange
 from torch import Tensor
 
+from tapeless.kernels.cpu.capture import launch
 from tapeless.kernels.cpu.functions import exp, tanh
 from tapeless.kernels.cpu.jit import array, inlined, kernel, put, wide
-from tapeless.kernels.cpu.linear import add_product
-from tapeless.kernels.cpu.products import ROWS, product
-from tapeless.kernels.cpu.recording import launch
+from tapeless.kernels.cpu.linear import accumulate_matmul
+from tapeless.kernels.cpu.matmul import ROWS, matmul
 from tapeless.kernels.cpu.rows import largest
 from tapeless.kernels.workspace import Workspace
 from tapeless.ops.cross_entropy import IGNORED, valid_targets
@@ -144,11 +144,11 @@ def _blocks(
     for first in range(0, len(flat), max(1, height)):
         which = slice(first, min(first + height, len(flat)))
         logits = buffer[: which.stop - first]
-        product(flat[which], w.t(), logits)
+        matmul(flat[which], w.t(), logits)
         yield which, flat[which], y[which], logits
 
 
-def _numbers(label_smoothing: float, z_loss: float, softcap: float) -> tuple[Any, ...]:
+def _scalars(label_smoothing: float, z_loss: float, softcap: float) -> tuple[Any, ...]:
     return np.float32(label_smoothing), np.float32(z_loss), np.float32(softcap)
 
 
@@ -164,11 +164,12 @@ def linear_cross_entropy_forward(
     ws: Workspace,
 ) -> tuple[Tensor, LinearCrossEntropySaved]:  # loss ()
     count = num_targets or valid_targets(targets)
-    losses, lse = np.empty(targets.numel(), np.float32), torch.empty(targets.numel(), 1, dtype=torch.float32, device="cpu")
+    losses = np.empty(targets.numel(), np.float32)
+    lse = torch.empty(targets.numel(), 1, dtype=torch.float32, device=x.device)
     for which, _, y, logits in _blocks(x, targets, w, ws):
-        numbers = _numbers(label_smoothing, z_loss, softcap)
-        launch(_losses, array(logits), array(y), *numbers, losses[which], array(lse[which, 0]))
-    return _mean(losses, count), LinearCrossEntropySaved(x, targets, lse)
+        scalars = _scalars(label_smoothing, z_loss, softcap)
+        launch(_losses, array(logits), array(y), *scalars, losses[which], array(lse[which, 0]))
+    return _mean(losses, count, x.device), LinearCrossEntropySaved(x, targets, lse)
 
 
 def linear_cross_entropy_backward(
@@ -188,9 +189,9 @@ def linear_cross_entropy_backward(
     scale = np.float32(float(dloss) / (num_targets or valid_targets(targets)))
     dx = ws.empty(x.shape, x.dtype)
     for which, x_block, y, logits in _blocks(x, targets, w, ws):
-        numbers = _numbers(label_smoothing, z_loss, softcap)
-        launch(_gradients, array(logits), array(y), array(lse[which, 0]), scale, *numbers)
-        _products(logits, x_block, w, rows(dx)[which], dw, ws, overwrite and which.start == 0)
+        scalars = _scalars(label_smoothing, z_loss, softcap)
+        launch(_gradients, array(logits), array(y), array(lse[which, 0]), scale, *scalars)
+        _matmuls(logits, x_block, w, rows(dx)[which], dw, ws, overwrite and which.start == 0)
     return dx
 
 
@@ -210,15 +211,15 @@ def linear_cross_entropy_both(
     count = num_targets or valid_targets(targets)
     losses = np.empty(targets.numel(), np.float32)
     dx = ws.empty(x.shape, x.dtype)
-    numbers = _numbers(label_smoothing, z_loss, softcap)
+    scalars = _scalars(label_smoothing, z_loss, softcap)
     for which, x_block, y, logits in _blocks(x, targets, w, ws):
-        launch(_both, array(logits), array(y), np.float32(1 / count), *numbers, losses[which])
-        _products(logits, x_block, w, rows(dx)[which], dw, ws, overwrite and which.start == 0)
-    return _mean(losses, count), dx
+        launch(_both, array(logits), array(y), np.float32(1 / count), *scalars, losses[which])
+        _matmuls(logits, x_block, w, rows(dx)[which], dw, ws, overwrite and which.start == 0)
+    return _mean(losses, count, x.device), dx
 
 
-def _mean(losses: np.ndarray, count: int) -> Tensor:  # ()
-    loss = torch.empty((), dtype=torch.float32, device="cpu")
+def _mean(losses: np.ndarray, count: int, device: torch.device) -> Tensor:  # ()
+    loss = torch.empty((), dtype=torch.float32, device=device)
     launch(_write_mean, losses, count, array(loss))
     return loss
 
@@ -227,10 +228,10 @@ def _write_mean(losses: np.ndarray, count: int, loss: np.ndarray) -> None:  # (N
     loss[...] = losses.sum(dtype=np.float64) / count
 
 
-def _products(dlogits: Tensor, x: Tensor, w: Tensor, dx: Tensor, dw: Tensor | None, ws: Workspace, overwrite: bool) -> None:
-    product(dlogits, w, dx)
+def _matmuls(dlogits: Tensor, x: Tensor, w: Tensor, dx: Tensor, dw: Tensor | None, ws: Workspace, overwrite: bool) -> None:
+    matmul(dlogits, w, dx)
     if dw is not None:
-        add_product(dw, dlogits.t(), x, ws, overwrite)
+        accumulate_matmul(dw, dlogits.t(), x, ws, overwrite)
 
 
 def linear_cross_entropy(ws: Workspace, *, overwrite: bool = False) -> Op:

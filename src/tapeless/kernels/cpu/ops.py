@@ -5,6 +5,7 @@ from types import MappingProxyType
 
 from tapeless.kernels.cpu.add_norm import add_norm, norm
 from tapeless.kernels.cpu.attention import attention
+from tapeless.kernels.cpu.capture import capture_with
 from tapeless.kernels.cpu.decode import decoder
 from tapeless.kernels.cpu.embed import embed
 from tapeless.kernels.cpu.ffn_down import ffn_down
@@ -12,16 +13,15 @@ from tapeless.kernels.cpu.jit import use_torchs_threads
 from tapeless.kernels.cpu.linear import linear
 from tapeless.kernels.cpu.linear_cross_entropy import linear_cross_entropy
 from tapeless.kernels.cpu.qkv_rope import qkv_rope
-from tapeless.kernels.cpu.recording import recording_with
 from tapeless.kernels.cpu.update import adam_update, grad_norm
 from tapeless.kernels.workspace import Workspace
 from tapeless.ops.dropout import DROPOUT
 from tapeless.ops.op import OpSet
 
 
-def cpu_ops() -> OpSet:
+def cpu_ops(ws: Workspace | None = None) -> OpSet:
     use_torchs_threads()
-    ws = Workspace()
+    ws = ws or Workspace()
     ops = OpSet(
         name="cpu",
         embed=embed(ws),
@@ -37,7 +37,7 @@ def cpu_ops() -> OpSet:
         decoder=decoder,
         adam_update=adam_update,
         grad_norm=grad_norm,
-        capture=recording_with(ws),
+        capture=capture_with(ws),
     )
     return replace(
         ops,

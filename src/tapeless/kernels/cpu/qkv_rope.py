@@ -1,6 +1,6 @@
 """From the fused q, k, v product to the heads that attention reads, one pass each way: split, QK-norm, rotation.
 
-Formulas: ops/qkv_rope.py. A unit of work is a stretch of tokens with all their heads.
+Formulas: ops/qkv_rope.py. A unit of work is a span of tokens with all their heads.
 Tested by: tests/kernels/test_cpu.py."""
 
 from functools import lru_cache, partial
@@ -12,14 +12,14 @@ from numba import prange
 from torch import Tensor
 
 from tapeless.kernels.cpu.add_norm import NO_GRAD, add_parts
+from tapeless.kernels.cpu.capture import launch
 from tapeless.kernels.cpu.jit import array, inlined, kernel, matrix, put, wide
-from tapeless.kernels.cpu.recording import launch
 from tapeless.kernels.workspace import Workspace
 from tapeless.ops.op import Op
 from tapeless.ops.qkv_rope import QKVRopeSaved
 from tapeless.ops.rope import rope_tables
 
-PARTS = 16  # stretches of tokens; the norms' gradients are summed by them, whatever the number of threads
+PARTS = 16  # spans of tokens; the norms' gradients are summed by them, whatever the number of threads
 ZERO, ONE = np.float32(0), np.float32(1)
 NO_NORMS = np.empty((0, 0, 0), np.float32)
 
@@ -172,7 +172,7 @@ def qkv_rope_forward(
     D = width // (H + 2 * G)
     q, k, v = (ws.empty((B, heads, T, D), qkv.dtype) for heads in (H, G, G))
     wq, wk = _norm_weights(wq_norm, wk_norm, q)
-    r = torch.empty(B, T, H + G if len(wq) else 0, dtype=torch.float32, device="cpu")
+    r = torch.empty(B, T, H + G if len(wq) else 0, dtype=torch.float32, device=qkv.device)
     launch(
         _forward,
         matrix(qkv).reshape(B, T, -1, D),

@@ -112,7 +112,7 @@ _wide_tile, _narrow_tile = _make_tile(2), _make_tile(1)
 
 
 @inlined
-def product(c, c0, c_row, a, a0, a_row, a_col, b, b0, b_row, M, N, K, add):
+def tile_matmul(c, c0, c_row, a, a0, a_row, a_col, b, b0, b_row, M, N, K, add):
     """c (M, N) = or += a (M, K) b (K, N), each a part of a flat array."""
     for j in range(0, N, 2 * WIDTH):
         for i in range(0, M, ROWS):

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tapeless.kernels.cpu.jit import array, inlined, kernel, narrow
 
-STRETCH = 2**14  # gradients summed in float32 at a time, the sums then in float64: the same for any number of threads
+SPAN = 2**14  # gradients summed in float32 at a time, the sums then in float64: the same for any number of threads
 ONE = np.float32(1)
 
 
@@ -26,15 +26,15 @@ def _sum_of_squares(x):  # (n,)
 
 
 @kernel
-def _sums_of_squares(x, sums):  # (n,), (stretches,) float64
-    for stretch in prange(len(sums)):
-        sums[stretch] = _sum_of_squares(x[stretch * STRETCH : min(len(x), (stretch + 1) * STRETCH)])
+def _sums_of_squares(x, sums):  # (n,), (spans,) float64
+    for span in prange(len(sums)):
+        sums[span] = _sum_of_squares(x[span * SPAN : min(len(x), (span + 1) * SPAN)])
 
 
 def grad_norm(
     grads: Tensor,  # (n,) flat
 ) -> Tensor:  # () float64
-    sums = np.empty(-(-len(grads) // STRETCH), dtype=np.float64)
+    sums = np.empty(-(-len(grads) // SPAN), dtype=np.float64)
     _sums_of_squares(array(grads), sums)
     return torch.from_numpy(sums).sum().sqrt()
 
@@ -74,10 +74,10 @@ def adam_update(
     v: Tensor,  # (n,)
     copy: Tensor | None,  # (n,) bfloat16: receives p
     pieces: Tensor,  # (k, 3) int64: from, to, whether it decays
-    numbers: Tensor,  # (7,) float32: 1 - lr wd, lr / (1 - b1^t), 1 - b1, b2, 1 - b2, 1 / (1 - b2^t)^(1/2), eps
+    step_scalars: Tensor,  # (7,) float32: 1 - lr wd, lr / (1 - b1^t), 1 - b1, b2, 1 - b2, 1 / (1 - b2^t)^(1/2), eps
     scale: Tensor,  # () float32, of the gradients
 ) -> None:
     buffers = (array(x) for x in (p, g, m, v))
     target = array(p.new_empty(0, dtype=torch.bfloat16) if copy is None else copy)
-    _adam_pieces(array(pieces), *buffers, target, np.float32(scale), *numbers.numpy())
+    _adam_pieces(array(pieces), *buffers, target, np.float32(scale), *step_scalars.numpy())
     p[:0].zero_()  # torch counts the writes that it makes itself, and this one stands for all of the above

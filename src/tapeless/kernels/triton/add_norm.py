@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tapeless.kernels.triton.launch import add_parts, contiguous, on_device, warps
+from tapeless.kernels.triton.launch import add_parts, contiguous, launch, on_device, warps
 from tapeless.ops.add_norm import AddNormSaved
 from tapeless.ops.layer_norm import LayerNormSaved
 from tapeless.ops.op import Op
@@ -83,14 +83,14 @@ def _norm_backward_kernel(
         tl.store(db + part * C + c, db_sum, mask=c < C)
 
 
-def _tile(C: int) -> dict[str, int]:
+def _tile(C: int) -> dict[str, Any]:
     """Of the forward: measured at 768 and 2048."""
     width = triton.next_power_of_2(C)
     rows = 4 if width <= 1024 else 1
     return {"ROWS": rows, "WIDTH": width, "num_warps": warps(rows * width)}
 
 
-def _tile_backward(C: int) -> dict[str, int]:
+def _tile_backward(C: int) -> dict[str, Any]:
     """Few threads with much to do each: the sums over rows stay in their registers."""
     width = triton.next_power_of_2(C)
     rows = max(1, min(4, 4096 // width))
@@ -113,7 +113,8 @@ def add_norm_forward(
     r = torch.empty(*x.shape[:-1], 1, dtype=torch.float32, device=x.device)
     m = torch.empty_like(r) if centre else r
     N, C, tile = r.numel(), x.shape[-1], _tile(x.shape[-1])
-    _norm_forward_kernel[(triton.cdiv(N, tile["ROWS"]),)](
+    launch(
+        _norm_forward_kernel, (triton.cdiv(N, tile["ROWS"]),),
         x, x if delta is None else contiguous(delta), w, w if b is None else b, s, n, m, r, N, C, eps,
         HAS_DELTA=delta is not None, HAS_BIAS=b is not None, CENTRE=centre, **tile,
     )  # fmt: skip
@@ -135,7 +136,8 @@ def add_norm_backward(
     N, C, tile = r.numel(), x.shape[-1], _tile_backward(x.shape[-1])
     parts = min(PARTS, triton.cdiv(N, tile["ROWS"]))
     sums = torch.empty(2 if centre else 1, parts, C, dtype=torch.float32, device=x.device)
-    _norm_backward_kernel[(parts,)](
+    launch(
+        _norm_backward_kernel, (parts,),
         x if ds is None else contiguous(ds), contiguous(dn), x, saved.norm.m if centre else r, r, w, dx, sums[0], sums[-1],
         N, C, HAS_DS=ds is not None, CENTRE=centre, **tile,
     )  # fmt: skip

@@ -6,13 +6,14 @@ nearly one-hot the two almost cancel. Each program has rows of its own to write,
 Tested by: tests/kernels/triton/test_triton.py."""
 
 import math
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from tapeless.kernels.triton.launch import contiguous, on_device, unit_stride
+from tapeless.kernels.triton.launch import contiguous, launch, on_device, unit_stride
 from tapeless.ops.attention import AttentionSaved, require_matching_documents
 
 LOG2E = tl.constexpr(math.log2(math.e))
@@ -130,7 +131,7 @@ def _attention_keys_kernel(
     tl.store(dv + at, value_sum.to(dv.dtype.element_ty), mask=inside)
 
 
-def _blocks(q: Tensor, documents: Tensor | None) -> dict[str, object]:
+def _blocks(q: Tensor, documents: Tensor | None) -> dict[str, Any]:
     width = max(16, triton.next_power_of_2(q.shape[-1]))
     side = 64 if width <= 64 and q.dtype != torch.float32 else 32
     precision = "ieee" if q.dtype == torch.float32 else None
@@ -144,7 +145,7 @@ def _blocks(q: Tensor, documents: Tensor | None) -> dict[str, object]:
     }
 
 
-def _sizes(q: Tensor, k: Tensor, v: Tensor) -> tuple[object, ...]:
+def _sizes(q: Tensor, k: Tensor, v: Tensor) -> tuple[Any, ...]:
     strides = [stride for x in (q, k, v) for stride in x.stride()[:3]]
     return *strides, q.shape[1], k.shape[1], q.shape[2], k.shape[2], q.shape[3], 1 / math.sqrt(q.shape[3])
 
@@ -162,7 +163,8 @@ def own_forward(
     o = torch.empty(B, T, H * D, dtype=q.dtype, device=q.device)
     lse = torch.empty(B, G, H // G, T, 1, dtype=torch.float32, device=q.device)
     blocks, docs = _blocks(q, documents), lse if documents is None else contiguous(documents)
-    _attention_forward_kernel[(B * H, triton.cdiv(T, blocks["ROWS"]))](q_, k_, v_, o, lse, docs, *_sizes(q_, k_, v_), **blocks)
+    grid = (B * H, triton.cdiv(T, blocks["ROWS"]))
+    launch(_attention_forward_kernel, grid, q_, k_, v_, o, lse, docs, *_sizes(q_, k_, v_), **blocks)
     return o, AttentionSaved(q, k, v, o, lse, documents)
 
 
@@ -177,7 +179,7 @@ def own_backward(
     dk, dv = torch.empty(2, B, S, G, D, dtype=q.dtype, device=q.device)
     sums, do = torch.empty_like(lse), contiguous(do)
     blocks, docs = _blocks(q, saved.documents), lse if saved.documents is None else contiguous(saved.documents)
-    sizes = _sizes(q, k, v)
-    _attention_queries_kernel[(B * H, triton.cdiv(T, blocks["ROWS"]))](q, k, v, do, lse, docs, sums, dq, *sizes, **blocks)
-    _attention_keys_kernel[(B * G, triton.cdiv(S, blocks["KEYS"]))](q, k, v, do, lse, docs, sums, dk, dv, *sizes, **blocks)
+    inputs, sizes = (q, k, v, do, lse, docs, sums), _sizes(q, k, v)
+    launch(_attention_queries_kernel, (B * H, triton.cdiv(T, blocks["ROWS"])), *inputs, dq, *sizes, **blocks)
+    launch(_attention_keys_kernel, (B * G, triton.cdiv(S, blocks["KEYS"])), *inputs, dk, dv, *sizes, **blocks)
     return dq.transpose(1, 2), dk.transpose(1, 2), dv.transpose(1, 2)

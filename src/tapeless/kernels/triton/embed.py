@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tapeless.kernels.triton.launch import contiguous, on_device
+from tapeless.kernels.triton.launch import contiguous, launch, on_device
 from tapeless.ops.embed import EmbedSaved
 from tapeless.ops.numerics import rows
 from tapeless.ops.op import Op
@@ -54,7 +54,9 @@ def embed_forward(
 ) -> tuple[Tensor, EmbedSaved]:  # y (..., C)
     V, C = w.shape
     y = torch.empty(*tokens.shape, C, dtype=w.dtype, device=w.device)
-    _gather_kernel[(tokens.numel(), triton.cdiv(C, BLOCK))](contiguous(tokens), w, y, V, C, BLOCK=BLOCK, num_warps=1)
+    grid = (tokens.numel(), triton.cdiv(C, BLOCK))
+    moved = tokens.nbytes + 2 * y.nbytes  # rows of w, not all of it
+    launch(_gather_kernel, grid, contiguous(tokens), w, y, V, C, moved=moved, BLOCK=BLOCK, num_warps=1)
     return y, EmbedSaved(tokens)
 
 
@@ -70,9 +72,11 @@ def embed_backward(
     V, C = w.shape
     tokens, places = saved.tokens.reshape(-1).sort(stable=True)
     grid = (len(tokens), triton.cdiv(C, BLOCK))
-    _scatter_kernel[grid](
-        tokens, places, contiguous(rows(dy)), dw, len(tokens), C, V, HEIGHT=HEIGHT, BLOCK=BLOCK, num_warps=WARPS
-    )
+    launch(
+        _scatter_kernel, grid, tokens, places, contiguous(rows(dy)), dw, len(tokens), C, V,
+        moved=2 * tokens.nbytes + dy.nbytes + 2 * min(len(tokens), V) * C * dw.itemsize,
+        HEIGHT=HEIGHT, BLOCK=BLOCK, num_warps=WARPS,
+    )  # fmt: skip
 
 
 EMBED = Op(embed_forward, embed_backward)

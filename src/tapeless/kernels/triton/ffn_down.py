@@ -12,8 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tapeless.kernels.triton.launch import contiguous, on_device, tanh
-from tapeless.kernels.triton.linear import add_product, linear_forward
+from tapeless.kernels.triton.launch import contiguous, launch, on_device, tanh
+from tapeless.kernels.triton.linear import accumulate_matmul, linear_forward
 from tapeless.ops.ffn_down import FFNDownSaved
 from tapeless.ops.ffn_gate import GATED
 from tapeless.ops.numerics import add_row_sum, rows
@@ -74,10 +74,10 @@ def _gate_backward_kernel(dh, gate_up, dgate_up, F, KIND: tl.constexpr, IS_GATED
     tl.store(dh + n * F + c, f.to(dh.dtype.element_ty), mask=c < F)
 
 
-def _launch(kernel: Any, name: str, N: int, F: int, *tensors: Tensor) -> None:
+def _launch(kernel: Any, name: str, N: int, F: int, *tensors: Tensor, inplace: tuple[Tensor, ...] = ()) -> None:
     """A program for each row and BLOCK columns of h."""
     options = {"KIND": KINDS[name], "IS_GATED": name in GATED, "BLOCK": BLOCK, "num_warps": WARPS}
-    kernel[N, triton.cdiv(F, BLOCK)](*tensors, F, **options)
+    launch(kernel, (N, triton.cdiv(F, BLOCK)), *tensors, F, inplace=inplace, **options)
 
 
 @on_device
@@ -109,10 +109,10 @@ def ffn_down_backward(
     gate_up, F = contiguous(saved.gate_up), w.shape[1]
     dh = rows(dy) @ w  # (N, F)
     dgate_up = torch.empty_like(gate_up)
-    _launch(_gate_backward_kernel, name, len(dh), F, dh, gate_up, dgate_up)
+    _launch(_gate_backward_kernel, name, len(dh), F, dh, gate_up, dgate_up, inplace=(dh,))
     h = dh
     if dw is not None:
-        add_product(dw, rows(dy).t(), h, overwrite)
+        accumulate_matmul(dw, rows(dy).t(), h, overwrite)
     if db is not None:
         add_row_sum(db, dy)
     return dgate_up

@@ -12,14 +12,14 @@ of them, values only move their exponents again. NaN stays NaN, and an infinity 
 Tested by: tests/kernels/triton/test_fp8.py."""
 
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from tapeless.kernels.triton.launch import contiguous, on_device, warps
+from tapeless.kernels.triton.launch import contiguous, launch, on_device, warps
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 LARGEST_E5M2 = tl.constexpr(57344.0)
@@ -120,7 +120,8 @@ def in_rows(
     K = x.shape[-1]
     N, width = x.numel() // K, triton.next_power_of_2(K)
     made, tile = empty_rows(N, K, x.device), max(1, 4096 // width)
-    _rows_kernel[(triton.cdiv(N, tile),)](contiguous(x), *made, N, K, ROWS=tile, WIDTH=width, num_warps=warps(tile * width))
+    options: dict[str, Any] = {"ROWS": tile, "WIDTH": width, "num_warps": warps(tile * width)}
+    launch(_rows_kernel, (triton.cdiv(N, tile),), contiguous(x), *made, N, K, **options)
     return made
 
 
@@ -133,7 +134,8 @@ def in_columns(
     N, K = values.shape
     columns = torch.empty(K, N, dtype=E4M3, device=values.device)
     grid = triton.cdiv(N, ROWS), triton.cdiv(K, COLUMNS)
-    _columns_kernel[grid](values, inverse, largest, columns, N, K, ROWS=ROWS, COLUMNS=COLUMNS, num_warps=WARPS)
+    options: dict[str, Any] = {"ROWS": ROWS, "COLUMNS": COLUMNS, "num_warps": WARPS}
+    launch(_columns_kernel, grid, values, inverse, largest, columns, N, K, **options)
     return columns
 
 
@@ -159,7 +161,6 @@ def as_gradient(
     K = dy.shape[-1]
     N = dy.numel() // K
     made, grid = empty_gradient(N, K, dy.device), (triton.cdiv(N, ROWS), triton.cdiv(K, COLUMNS))
-    _gradient_kernel[grid](
-        contiguous(dy), made.rows, made.columns, N, K, gradient_scale(N), ROWS=ROWS, COLUMNS=COLUMNS, num_warps=WARPS
-    )
+    options: dict[str, Any] = {"ROWS": ROWS, "COLUMNS": COLUMNS, "num_warps": WARPS}
+    launch(_gradient_kernel, grid, contiguous(dy), made.rows, made.columns, N, K, gradient_scale(N), **options)
     return made

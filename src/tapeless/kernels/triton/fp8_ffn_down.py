@@ -29,7 +29,7 @@ from tapeless.kernels.triton.fp8_cast import (
     store_rows,
 )
 from tapeless.kernels.triton.fp8_linear import add_gradients, by_columns, by_rows, fits
-from tapeless.kernels.triton.launch import contiguous, on_device, warps
+from tapeless.kernels.triton.launch import contiguous, launch, on_device, warps
 from tapeless.ops.ffn_down import FFNDownSaved
 from tapeless.ops.ffn_gate import GATED
 from tapeless.ops.op import Op
@@ -86,8 +86,8 @@ def fp8_ffn_down_forward(
     F, N = w.shape[1], gate_up.numel() // gate_up.shape[-1]
     h, width = empty_rows(N, F, w.device), triton.next_power_of_2(F)
     tile = max(1, 2048 // width)
-    _fp8_gate_forward_kernel[(triton.cdiv(N, tile),)](
-        contiguous(gate_up), *h, N, F,
+    launch(
+        _fp8_gate_forward_kernel, (triton.cdiv(N, tile),), contiguous(gate_up), *h, N, F,
         KIND=KINDS[name], IS_GATED=name in GATED, ROWS=tile, WIDTH=width, num_warps=warps(tile * width),
     )  # fmt: skip
     return by_rows(h, w, b).view(*gate_up.shape[:-1], len(w)), Fp8FFNDownSaved(gate_up, h.largest)
@@ -112,7 +112,8 @@ def fp8_ffn_down_backward(
     N, F = dh.shape
     dgate_up = empty_gradient(N, gate_up.shape[-1], dh.device)
     h = torch.empty(F, N, dtype=E4M3, device=dh.device)
-    _fp8_gate_backward_kernel[triton.cdiv(N, ROWS), triton.cdiv(F, COLUMNS)](
+    launch(
+        _fp8_gate_backward_kernel, (triton.cdiv(N, ROWS), triton.cdiv(F, COLUMNS)),
         dh, gate_up, saved.largest, h, dgate_up.rows, dgate_up.columns, N, F, gradient_scale(N),
         KIND=KINDS[name], IS_GATED=name in GATED, ROWS=ROWS, COLUMNS=COLUMNS, num_warps=WARPS,
     )  # fmt: skip

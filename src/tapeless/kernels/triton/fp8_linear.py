@@ -29,7 +29,7 @@ def fits(x: Tensor, w: Tensor) -> bool:  # (..., I), (O, I)
     return not any(size % MULTIPLE for size in (x.numel() // x.shape[-1], *w.shape))
 
 
-def product(
+def scaled_matmul(
     a: Tensor,  # (M, K) in eight bits
     b: Tensor,  # (N, K) in eight bits
     inverse_a: Tensor,  # () or (M, 1) float32
@@ -39,6 +39,8 @@ def product(
     short_sums: bool = False,
     out: Tensor | None = None,  # (M, N)
 ) -> Tensor:  # (M, N): a b'
+    if a.is_meta:
+        return torch.empty(len(a), len(b), dtype=dtype, device=a.device) if out is None else out
     if not a.is_cuda:  # kernels in the interpreter
         exact = ((a.float() * inverse_a) @ (b.float() * inverse_b).t()).to(dtype)
         return exact if out is None else out.copy_(exact)
@@ -54,7 +56,7 @@ def by_rows(
     b: Tensor | None,  # (O,)
 ) -> Tensor:  # y (N, O)
     rows = in_rows(w)
-    y = product(x.values, rows.values, x.inverse, rows.inverse, w.dtype, short_sums=True)
+    y = scaled_matmul(x.values, rows.values, x.inverse, rows.inverse, w.dtype, short_sums=True)
     return y if b is None else y.add_(b)
 
 
@@ -63,7 +65,7 @@ def by_columns(
     w: Tensor,  # (O, I)
 ) -> Tensor:  # dx (N, I)
     rows = in_rows(w)
-    return product(dy.rows, in_columns(*rows), dy.inverse, rows.largest, w.dtype, short_sums=True)
+    return scaled_matmul(dy.rows, in_columns(*rows), dy.inverse, rows.largest, w.dtype, short_sums=True)
 
 
 def add_gradients(
@@ -75,12 +77,12 @@ def add_gradients(
     overwrite: bool,
 ) -> None:
     if dw is not None and overwrite:
-        product(dy.columns, columns, dy.inverse, inverse, dw.dtype, out=dw)
+        scaled_matmul(dy.columns, columns, dy.inverse, inverse, dw.dtype, out=dw)
     elif dw is not None:
-        dw += product(dy.columns, columns, dy.inverse, inverse, dw.dtype)
+        dw += scaled_matmul(dy.columns, columns, dy.inverse, inverse, dw.dtype)
     if db is not None:
         ones = torch.ones(MULTIPLE, columns.shape[1], dtype=torch.float32, device=columns.device).to(columns.dtype)
-        db += product(dy.columns, ones, dy.inverse, torch.ones_like(inverse), db.dtype)[:, 0]
+        db += scaled_matmul(dy.columns, ones, dy.inverse, torch.ones_like(inverse), db.dtype)[:, 0]
 
 
 def fp8_linear_forward(

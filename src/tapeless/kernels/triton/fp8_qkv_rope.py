@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from tapeless.kernels.triton.fp8_cast import ROWS, Gradient, empty_gradient, gradient_scale, store_gradient
-from tapeless.kernels.triton.launch import on_device, unit_stride, warps
+from tapeless.kernels.triton.launch import launch, on_device, unit_stride, warps
 from tapeless.kernels.triton.qkv_rope import Tables, angles, one_of, qkv_rope_backward, qkv_rope_forward
 from tapeless.ops.op import Op
 from tapeless.ops.qkv_rope import QKVRopeSaved
@@ -58,7 +58,8 @@ def fp8_qkv_rope_backward(
     made, width = empty_gradient(B * T, (H + 2 * G) * D, dq.device), triton.next_power_of_2(half)
     cos, sin = (dq, dq) if theta is None else tables(D, theta, offset + T, dq.device)
     strides = [stride for x in (dq, dk, dv) for stride in x.stride()[:3]]
-    _fp8_heads_backward_kernel[triton.cdiv(B * T, ROWS), H + 2 * G](
+    launch(
+        _fp8_heads_backward_kernel, (triton.cdiv(B * T, ROWS), H + 2 * G),
         dq, dk, dv, *strides, cos, sin, made.rows, made.columns, B * T, T, H, G, D, half, offset, gradient_scale(B * T),
         ROPE=theta is not None, ROWS=ROWS, WIDTH=width, num_warps=warps(ROWS * 2 * width),
     )  # fmt: skip

@@ -1,11 +1,15 @@
-"""What all kernels of this folder share: how a launch is shaped, and the sum of what programs summed each for themselves.
+"""What all kernels of this folder share: how they are launched, and the sum of the programs' partial sums.
 
-A launch goes to the current device, which may be another one than the tensors': `on_device` makes theirs current. In the
-interpreter (TRITON_INTERPRET=1) the same kernels run on the CPU, slowly, so that they can be tested without a GPU."""
+A launch goes to the current device, which may differ from the tensors': `on_device` makes theirs current. In the interpreter
+(TRITON_INTERPRET=1) the same kernels run on the CPU, slowly, so that they can be tested without a GPU. On the meta device
+nothing is launched: the launchers only allocate (kernels/dry.py), and `count_kernel_bytes` counts what kernels would move.
+Tested by: tests/kernels/triton/test_launch.py."""
 
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from functools import wraps
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 import triton
@@ -13,20 +17,51 @@ import triton.language as tl
 from torch import Tensor
 
 Result = TypeVar("Result")
+_counted: list[dict[str, int]] = []  # of the count_kernel_bytes that are active
+
+
+def launch(
+    kernel: Any, grid: tuple[int, ...], *args: Any, inplace: Collection[Tensor] = (), moved: int | None = None, **options: Any
+) -> None:
+    """kernel[grid](*args, **options); the first argument is a tensor. inplace: tensors that are read and written. moved: the
+    bytes that the kernel moves, if it does not pass over its tensors as a whole."""
+    if not args[0].is_meta:
+        kernel[grid](*args, **options)
+        return
+    for counts in _counted:
+        counts[kernel.fn.__name__] += tensor_bytes(args, inplace) if moved is None else moved
+
+
+def tensor_bytes(args: Collection[Any], inplace: Collection[Tensor] = ()) -> int:
+    """Of each distinct tensor once, and once more if it is written in place."""
+    tensors = [x for x in args if isinstance(x, Tensor)]
+    distinct = {(x.untyped_storage()._cdata, x.storage_offset(), x.shape): x.nbytes for x in tensors}
+    return sum(distinct.values()) + sum(x.nbytes for x in inplace)
+
+
+@contextmanager
+def count_kernel_bytes() -> Iterator[dict[str, int]]:
+    """Kernel -> bytes that it reads and writes, while a model runs on the meta device."""
+    counts: dict[str, int] = defaultdict(int)
+    _counted.append(counts)
+    try:
+        yield counts
+    finally:
+        _counted.remove(counts)
 
 
 def on_device(launcher: Callable[..., Result]) -> Callable[..., Result]:
     """The launcher, with the device of its first tensor as the current one."""
 
     @wraps(launcher)
-    def launch(*args: object, **options: object) -> Result:
+    def run(*args: object, **options: object) -> Result:
         device = next(x.device for x in args if isinstance(x, Tensor))
         if device.type != "cuda" or device.index == torch.cuda.current_device():
             return launcher(*args, **options)
         with torch.cuda.device(device):
             return launcher(*args, **options)
 
-    return launch
+    return run
 
 
 def contiguous(x: Tensor) -> Tensor:
@@ -34,7 +69,7 @@ def contiguous(x: Tensor) -> Tensor:
 
 
 def unit_stride(x: Tensor) -> Tensor:
-    """Features side by side; the other strides may be any."""
+    """Adjacent features; the other strides are free."""
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
@@ -66,4 +101,5 @@ def add_parts(
     parts: Tensor,  # (P, C) float32
 ) -> None:
     P, C = parts.shape
-    _add_parts_kernel[(triton.cdiv(C, 32),)](total, parts, P, C, HEIGHT=32, WIDTH=32, num_warps=4)
+    grid = (triton.cdiv(C, 32),)
+    launch(_add_parts_kernel, grid, total, parts, P, C, inplace=(total,), HEIGHT=32, WIDTH=32, num_warps=4)

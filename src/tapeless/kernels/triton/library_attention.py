@@ -64,8 +64,25 @@ def flash_backward(do: Tensor, saved: LibrarySaved) -> tuple[Tensor, Tensor, Ten
     )
 
 
+def meta_forward(q: Tensor, k: Tensor, v: Tensor) -> LibrarySaved:
+    """What the libraries allocate, on the meta device (kernels/dry.py)."""
+    B, H, T, D = q.shape
+    o = torch.empty(B, T, H * D, dtype=q.dtype, device=q.device)
+    return LibrarySaved(q, k, v, o, torch.empty(B, H, T, 1, dtype=torch.float32, device=q.device), "meta", ())
+
+
+def meta_backward(do: Tensor, saved: LibrarySaved) -> tuple[Tensor, Tensor, Tensor]:
+    q, k, v = saved[:3]
+    _dq_sums = torch.empty(q.shape, dtype=torch.float32, device=q.device)
+    return tuple(torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))  # type: ignore[return-value]
+
+
 CAN = {"cudnn": can_use_cudnn_attention, "flash": can_use_flash_attention}  # asked first: some shapes end the process
-LIBRARIES = {"cudnn": (cudnn_forward, cudnn_backward), "flash": (flash_forward, flash_backward)}
+LIBRARIES = {
+    "cudnn": (cudnn_forward, cudnn_backward),
+    "flash": (flash_forward, flash_backward),
+    "meta": (meta_forward, meta_backward),
+}
 
 
 class Chosen:
@@ -75,8 +92,10 @@ class Chosen:
         self._of: dict[Any, str | None] = {}
 
     def library(self, q: Tensor, k: Tensor, documents: Tensor | None) -> str | None:
-        if not q.is_cuda or q.dtype != torch.bfloat16 or documents is not None or q.shape[2] != k.shape[2]:
+        if q.dtype != torch.bfloat16 or documents is not None or q.shape[2] != k.shape[2] or q.device.type == "cpu":
             return None
+        if q.is_meta:
+            return "meta"
         repeatable = torch.are_deterministic_algorithms_enabled()
         key = q.shape[1:], k.shape[1], repeatable, q.device
         if key not in self._of:

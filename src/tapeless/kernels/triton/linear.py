@@ -12,14 +12,14 @@ from tapeless.ops.numerics import add_row_sum, rows
 from tapeless.ops.op import Op
 
 
-def add_product(dw: Tensor, a: Tensor, b: Tensor, overwrite: bool) -> None:
+def accumulate_matmul(dw: Tensor, a: Tensor, b: Tensor, overwrite: bool) -> None:
     """dw (M, K) += a (M, N) @ b (N, K), or = where it is overwritten."""
     if dw.dtype == a.dtype:
         dw.addmm_(a, b, beta=0 if overwrite else 1)
-    elif not dw.is_cuda:  # kernels in the interpreter, products by torch, which has none with a wider result on a CPU
+    elif dw.device.type == "cpu":  # kernels in the interpreter: torch has no matmul with a wider result on a CPU
         if overwrite:
             dw.zero_()
-        numerics.add_product(dw, a, b)
+        numerics.accumulate_matmul(dw, a, b)
     elif overwrite:
         torch.mm(a, b, out_dtype=dw.dtype, out=dw)
     else:
@@ -47,7 +47,7 @@ def linear_backward(
     overwrite: bool,
 ) -> Tensor:  # dx (..., I)
     if dw is not None:
-        add_product(dw, rows(dy).t(), rows(saved.x), overwrite)
+        accumulate_matmul(dw, rows(dy).t(), rows(saved.x), overwrite)
     if db is not None:
         add_row_sum(db, dy)
     return (rows(dy) @ w).view(*dy.shape[:-1], w.shape[1])

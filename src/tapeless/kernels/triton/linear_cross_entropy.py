@@ -15,8 +15,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tapeless.kernels.triton.launch import on_device, tanh
-from tapeless.kernels.triton.linear import add_product
+from tapeless.kernels.triton.launch import launch, on_device, tanh
+from tapeless.kernels.triton.linear import accumulate_matmul
 from tapeless.ops.cross_entropy import IGNORED
 from tapeless.ops.linear_cross_entropy import LinearCrossEntropySaved
 from tapeless.ops.numerics import rows
@@ -123,17 +123,18 @@ def _launch(
     label_smoothing: float, z_loss: float, softcap: float,
 ) -> None:  # fmt: skip
     V = logits.shape[1]
-    _loss_kernel[(len(logits),)](
+    launch(
+        _loss_kernel, (len(logits),),
         logits, targets, scale, losses, lse, V, label_smoothing, z_loss, softcap,
-        LOSS=loss, GRADIENT=gradient, CAP=softcap > 0, SMOOTH=label_smoothing > 0,
+        inplace=(logits,) if gradient else (), LOSS=loss, GRADIENT=gradient, CAP=softcap > 0, SMOOTH=label_smoothing > 0,
         WIDTH=min(WIDTH, triton.next_power_of_2(V)), num_warps=WARPS,
     )  # fmt: skip
 
 
-def _products(dlogits: Tensor, x: Tensor, w: Tensor, dx: Tensor, dw: Tensor | None, overwrite: bool) -> None:
+def _matmuls(dlogits: Tensor, x: Tensor, w: Tensor, dx: Tensor, dw: Tensor | None, overwrite: bool) -> None:
     torch.mm(dlogits, w, out=dx)
     if dw is not None:
-        add_product(dw, dlogits.t(), x, overwrite)
+        accumulate_matmul(dw, dlogits.t(), x, overwrite)
 
 
 def _mean(losses: Tensor, count: Tensor) -> Tensor:  # ()
@@ -153,7 +154,7 @@ def linear_cross_entropy_forward(
     losses = torch.empty(targets.numel(), dtype=torch.float32, device=x.device)
     lse = torch.empty(targets.numel(), 1, dtype=torch.float32, device=x.device)
     for which, _, y, logits in _blocks(x, targets, w):
-        _launch(logits, y, count, losses[which], lse[which], loss=True, gradient=False, **_numbers(**options))
+        _launch(logits, y, count, losses[which], lse[which], loss=True, gradient=False, **_scalars(**options))
     return _mean(losses, count), LinearCrossEntropySaved(x, targets, lse)
 
 
@@ -172,8 +173,8 @@ def linear_cross_entropy_backward(
     scale = (dloss / _count(num_targets, targets)).float()
     dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     for which, x_block, y, logits in _blocks(x, targets, w):
-        _launch(logits, y, scale, lse[which], lse[which], loss=False, gradient=True, **_numbers(**options))
-        _products(logits, x_block, w, rows(dx)[which], dw, overwrite and which.start == 0)
+        _launch(logits, y, scale, lse[which], lse[which], loss=False, gradient=True, **_scalars(**options))
+        _matmuls(logits, x_block, w, rows(dx)[which], dw, overwrite and which.start == 0)
     return dx
 
 
@@ -193,12 +194,12 @@ def linear_cross_entropy_both(
     losses, lse = torch.empty(2, targets.numel(), dtype=torch.float32, device=x.device)
     dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     for which, x_block, y, logits in _blocks(x, targets, w):
-        _launch(logits, y, scale, losses[which], lse[which], loss=True, gradient=True, **_numbers(**options))
-        _products(logits, x_block, w, rows(dx)[which], dw, overwrite and which.start == 0)
+        _launch(logits, y, scale, losses[which], lse[which], loss=True, gradient=True, **_scalars(**options))
+        _matmuls(logits, x_block, w, rows(dx)[which], dw, overwrite and which.start == 0)
     return _mean(losses, count), dx
 
 
-def _numbers(label_smoothing: float = 0.0, z_loss: float = 0.0, softcap: float = 0.0) -> dict[str, float]:
+def _scalars(label_smoothing: float = 0.0, z_loss: float = 0.0, softcap: float = 0.0) -> dict[str, float]:
     return {"label_smoothing": label_smoothing, "z_loss": z_loss, "softcap": softcap}
 
 

@@ -6,13 +6,14 @@ by the programs each for themselves, then over programs in their order.
 Tested by: tests/kernels/triton/test_triton.py."""
 
 from functools import partial
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from tapeless.kernels.triton.launch import add_parts, contiguous, on_device, unit_stride, warps
+from tapeless.kernels.triton.launch import add_parts, contiguous, launch, on_device, unit_stride, warps
 from tapeless.ops.op import Op
 from tapeless.ops.qkv_rope import QKVRopeSaved
 from tapeless.ops.rope import rope_tables
@@ -125,7 +126,7 @@ class Tables:
         return made[-1]
 
 
-def _tile(H: int, G: int, D: int) -> dict[str, int]:
+def _tile(H: int, G: int, D: int) -> dict[str, Any]:
     heads, width = triton.next_power_of_2(max(H, G)), triton.next_power_of_2((D + 1) // 2)
     rows = max(1, TILE // (2 * heads * width))
     return {"ROWS": rows, "HEADS": heads, "WIDTH": width, "num_warps": warps(2 * rows * heads * width)}
@@ -152,7 +153,8 @@ def qkv_rope_forward(
     r = torch.empty(B, T, H + G, dtype=torch.float32, device=qkv.device) if normed else cos
     wq, wk = (wq_norm, wk_norm) if normed else (heads, heads)
     tile = _tile(H, G, D)
-    _heads_forward_kernel[(triton.cdiv(B * T, tile["ROWS"]), 3)](
+    launch(
+        _heads_forward_kernel, (triton.cdiv(B * T, tile["ROWS"]), 3),
         contiguous(qkv), wq, wk, cos, sin, heads, r, B * T, T, H, G, D, (D + 1) // 2, offset, eps,
         NORM=normed, ROPE=theta is not None, **tile,
     )  # fmt: skip
@@ -194,7 +196,8 @@ def qkv_rope_backward(
         qkv, wq, wk = contiguous(saved.qkv), wq_norm, wk_norm
         r = torch.cat([saved.rq, saved.rk], 1).squeeze(-1).transpose(1, 2).contiguous()  # (B, T, H+G)
         dw = torch.empty(parts, 2 * D, dtype=torch.float32, device=dq.device)
-    _heads_backward_kernel[(parts, 3)](
+    launch(
+        _heads_backward_kernel, (parts, 3),
         dq, dk, dv, *strides, qkv, wq, wk, r, cos, sin, dqkv, dw, B * T, T, H, G, D, (D + 1) // 2, offset,
         NORM=saved is not None, ROPE=theta is not None, **tile,
     )  # fmt: skip

@@ -10,17 +10,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tapeless.kernels.triton.launch import on_device
+from tapeless.kernels.triton.launch import launch, on_device
 
-STRETCH = 2**14  # gradients that a program sums in float32; the programs' sums are added in float64
+SPAN = 2**14  # gradients that a program sums in float32; the programs' sums are added in float64
 WIDTH, WARPS = 1024, 8  # elements that a program holds at a time
 
 
 @triton.jit
-def _sums_of_squares_kernel(x, sums, N, STRETCH: tl.constexpr, WIDTH: tl.constexpr):  # (N,), (programs,) float32
-    start = tl.program_id(0).to(tl.int64) * STRETCH
+def _sums_of_squares_kernel(x, sums, N, SPAN: tl.constexpr, WIDTH: tl.constexpr):  # (N,), (programs,) float32
+    start = tl.program_id(0).to(tl.int64) * SPAN
     total = tl.zeros([WIDTH], tl.float32)
-    for first in range(0, STRETCH, WIDTH):
+    for first in range(0, SPAN, WIDTH):
         at = start + first + tl.arange(0, WIDTH)
         v = tl.load(x + at, mask=at < N, other=0.0)
         total += v * v
@@ -31,21 +31,21 @@ def _sums_of_squares_kernel(x, sums, N, STRETCH: tl.constexpr, WIDTH: tl.constex
 def grad_norm(
     grads: Tensor,  # (n,) flat
 ) -> Tensor:  # () float64
-    programs = triton.cdiv(len(grads), STRETCH)
+    programs = triton.cdiv(len(grads), SPAN)
     sums = torch.empty(programs, dtype=torch.float32, device=grads.device)
-    _sums_of_squares_kernel[(programs,)](grads, sums, len(grads), STRETCH=STRETCH, WIDTH=WIDTH, num_warps=8)
+    launch(_sums_of_squares_kernel, (programs,), grads, sums, len(grads), SPAN=SPAN, WIDTH=WIDTH, num_warps=8)
     return sums.sum(dtype=torch.float64).sqrt()
 
 
 @triton.jit
-def _adam_kernel(pieces, p, g, m, v, copy, numbers, scale, HAS_COPY: tl.constexpr, WIDTH: tl.constexpr):
-    # pieces (k, 3) int64: from, to, whether it decays; the flat buffers (n,); numbers (7,), scale () float32
+def _adam_kernel(pieces, p, g, m, v, copy, step_scalars, scale, HAS_COPY: tl.constexpr, WIDTH: tl.constexpr):
+    # pieces (k, 3) int64: from, to, whether it decays; the flat buffers (n,); step_scalars (7,), scale () float32
     piece = pieces + tl.program_id(0) * 3
     start, end, decays = tl.load(piece), tl.load(piece + 1), tl.load(piece + 2)
     factor = tl.load(scale)
-    shrink, rate, one_minus_beta1 = tl.load(numbers), tl.load(numbers + 1), tl.load(numbers + 2)
-    beta2, one_minus_beta2 = tl.load(numbers + 3), tl.load(numbers + 4)
-    correction, eps = tl.load(numbers + 5), tl.load(numbers + 6)
+    shrink, rate, one_minus_beta1 = tl.load(step_scalars), tl.load(step_scalars + 1), tl.load(step_scalars + 2)
+    beta2, one_minus_beta2 = tl.load(step_scalars + 3), tl.load(step_scalars + 4)
+    correction, eps = tl.load(step_scalars + 5), tl.load(step_scalars + 6)
     shrink = tl.where(decays != 0, shrink, 1.0)
     if factor == factor:
         for first in range(start, end, WIDTH):
@@ -71,11 +71,12 @@ def adam_update(
     v: Tensor,  # (n,)
     copy: Tensor | None,  # (n,) bfloat16: receives p
     pieces: Tensor,  # (k, 3) int64: from, to, whether it decays
-    numbers: Tensor,  # (7,) float32: 1 - lr wd, lr / (1 - b1^t), 1 - b1, b2, 1 - b2, 1 / (1 - b2^t)^(1/2), eps
+    step_scalars: Tensor,  # (7,) float32: 1 - lr wd, lr / (1 - b1^t), 1 - b1, b2, 1 - b2, 1 / (1 - b2^t)^(1/2), eps
     scale: Tensor,  # () float32, of the gradients
 ) -> None:
     target = p if copy is None else copy
-    _adam_kernel[(len(pieces),)](
-        pieces, p, g, m, v, target, numbers, scale, HAS_COPY=copy is not None, WIDTH=WIDTH, num_warps=WARPS
-    )
+    launch(
+        _adam_kernel, (len(pieces),), pieces, p, g, m, v, target, step_scalars, scale,
+        inplace=(p, m, v), HAS_COPY=copy is not None, WIDTH=WIDTH, num_warps=WARPS,
+    )  # fmt: skip
     p[:0].zero_()  # torch counts the writes that it makes itself, and this one stands for all of the above

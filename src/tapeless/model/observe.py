@@ -2,7 +2,7 @@
 
 For diagnosis alone, beside the step: which tensor was the first to go bad (train/nonfinite.py), and whether the identities hold
 that every right gradient obeys (train/invariants.py). The ops are the model's own, each wrapped; nothing they compute changes.
-Tested by: tests/model/test_watch.py."""
+Tested by: tests/model/test_observe.py."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -42,7 +42,7 @@ HEAD = "linear_cross_entropy"  # of a tied model its matrix is the embedding's, 
 OF_ATTENTION = ("qkv_rope", "attention")  # where they are computed again, both norms of the block may come just before
 
 
-class Seen(NamedTuple):
+class OpCall(NamedTuple):
     """One call of an op."""
 
     layer: str  # whose parameters it takes, or where it takes none, those of the op before it: blocks.0.attn
@@ -54,11 +54,11 @@ class Seen(NamedTuple):
     grads: tuple[Tensor, ...]  # those among the inputs that the call accumulates into
 
 
-Listener = Callable[[Seen], None]
+Listener = Callable[[OpCall], None]
 
 
 @contextmanager
-def watched(model: Transformer, listener: Listener) -> Iterator[None]:
+def observe_ops(model: Transformer, listener: Listener) -> Iterator[None]:
     """While this lasts, the listener is told every call of the model's ops."""
     healthy = model.ops
     watch = _Watch(model, listener)
@@ -124,4 +124,4 @@ class _Watch:
         self.layer = "head" if op == HEAD else owner
         outputs = dict(zip(names, results, strict=False))
         grads = tuple(x for x in inputs if isinstance(x, Tensor) and x.data_ptr() in self.grads)
-        self.listener(Seen(self.layer, op, direction, inputs, outputs, saved, grads))
+        self.listener(OpCall(self.layer, op, direction, inputs, outputs, saved, grads))

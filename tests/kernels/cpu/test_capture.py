@@ -1,4 +1,4 @@
-"""What is recorded is repeated: calls that are launched, calls of torch, in their order and on their memory."""
+"""Captured calls are replayed in their order and on their memory: launches and calls of torch."""
 
 import threading
 import weakref
@@ -12,10 +12,10 @@ from torch import Tensor
 
 pytest.importorskip("numba")
 
+from tapeless.kernels.cpu.capture import capture_with, launch
 from tapeless.kernels.cpu.jit import array
-from tapeless.kernels.cpu.recording import launch, recording_with
 from tapeless.kernels.workspace import Workspace
-from tapeless.ops.op import Recording
+from tapeless.ops.op import CapturedCalls
 
 N = 10_000  # elements: a buffer of the workspace
 
@@ -24,18 +24,18 @@ def double(x: np.ndarray, y: np.ndarray) -> None:
     y[...] = 2 * x
 
 
-def repeated(run: Callable[[], Any], ws: Workspace | None = None) -> Callable[[], None]:
-    _, recording = recording_with(ws or Workspace())(run)
-    assert isinstance(recording, Recording)
+def replayed(run: Callable[[], Any], ws: Workspace | None = None) -> Callable[[], None]:
+    _, captured = capture_with(ws or Workspace())(run)
+    assert isinstance(captured, CapturedCalls)
 
-    def again() -> None:
-        for call in recording.calls:
+    def replay() -> None:
+        for call in captured.calls:
             call()
 
-    return again
+    return replay
 
 
-def test_calls_are_repeated_in_their_order_on_the_same_memory():
+def test_calls_are_replayed_in_their_order_on_the_same_memory():
     x, y, ws = torch.arange(float(N)), torch.zeros(N), Workspace()
 
     def run() -> None:
@@ -44,13 +44,13 @@ def test_calls_are_repeated_in_their_order_on_the_same_memory():
         half[1:].add_(1)
         launch(torch.add, half, x.flip(0), out=y)
 
-    again = repeated(run, ws)
+    replay = replayed(run, ws)
     expected = 2 * x + 1
     expected[0] -= 1
     assert torch.equal(y, expected + x.flip(0))
     x.mul_(3).sub_(1)
     y.zero_()
-    again()
+    replay()
     expected = 2 * x + 1
     expected[0] -= 1
     assert torch.equal(y, expected + x.flip(0))
@@ -58,7 +58,7 @@ def test_calls_are_repeated_in_their_order_on_the_same_memory():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_views_of_lent_buffers(dtype: torch.dtype):
-    """Slices, transposes and arrays of slices; the buffers come back while the pass is recorded, and are written in turn."""
+    """Slices, transposes and arrays of slices; the buffers are returned during the capture, and written in turn."""
     x, found, ws = torch.randn(200, 200).to(dtype), torch.zeros(80, 200, dtype=dtype), Workspace()
 
     def run() -> None:
@@ -74,16 +74,16 @@ def test_views_of_lent_buffers(dtype: torch.dtype):
             del a, part
         assert len(set(places)) == 1
 
-    again = repeated(run, ws)
+    replay = replayed(run, ws)
     assert ws.allocated == 0
     once = found.clone()
     found.zero_()
     x.neg_()
-    again()
+    replay()
     assert torch.equal(found, -once)
 
 
-def test_buffers_of_a_recording_are_its_own():
+def test_a_capture_owns_its_buffers():
     ws, x = Workspace(), torch.ones(N)
     seen: list[int] = []
 
@@ -93,10 +93,10 @@ def test_buffers_of_a_recording_are_its_own():
         launch(double, array(x), array(buffer))
         return buffer.sum()
 
-    again = repeated(run, ws)
+    replay = replayed(run, ws)
     others = [ws.empty((N,), torch.float32).fill_(7) for _ in range(3)]
     assert seen[0] not in [other.data_ptr() for other in others]
-    again()
+    replay()
     assert all((other == 7).all() for other in others)
 
 
@@ -107,10 +107,10 @@ def test_what_torch_returns_is_written_where_it_was():
         y = x * 2 + torch.cat([x, x])[:3]
         found.append(y.sum())
 
-    again = repeated(run)
+    replay = replayed(run)
     assert found[0] == 9
     x.fill_(5)
-    again()
+    replay()
     assert found[0] == 45
 
 
@@ -119,24 +119,24 @@ def test_what_torch_returns_is_written_where_it_was():
     [lambda: torch.ones(3).sum().item(), lambda: torch.rand(3), lambda: bool(torch.ones(1)), lambda: torch.ones(3).max(0)],
     ids=["item", "rand", "bool", "max"],
 )
-def test_what_may_answer_otherwise_is_not_recorded(run: Callable[[], Any]):
-    _, obstacle = recording_with(Workspace())(run)
+def test_a_call_whose_result_may_change_is_not_captured(run: Callable[[], Any]):
+    _, obstacle = capture_with(Workspace())(run)
     assert isinstance(obstacle, str)
-    assert "may answer otherwise" in obstacle
+    assert "may return another result" in obstacle
 
 
-def test_an_error_ends_the_recording():
+def test_an_error_ends_the_capture():
     def fails() -> None:
         launch(double, 1, 2)
 
     with pytest.raises(TypeError):
-        recording_with(Workspace())(fails)
+        capture_with(Workspace())(fails)
     calls: list[int] = []
     launch(calls.append, 1)
     assert calls == [1]
 
 
-def test_another_thread_is_not_recorded():
+def test_another_thread_is_not_captured():
     x, y = np.ones(3), np.zeros(3)
 
     def run() -> None:
@@ -144,29 +144,29 @@ def test_another_thread_is_not_recorded():
         thread.start()
         thread.join()
 
-    again = repeated(run)
+    replay = replayed(run)
     assert (y == 2).all()
     y[:] = 0
-    again()
+    replay()
     assert (y == 0).all()
 
 
-def test_a_buffer_that_outlives_the_pass_voids_the_recording():
+def test_a_buffer_that_outlives_the_pass_voids_the_capture():
     ws, x, kept = Workspace(), torch.ones(N), []
 
     def run() -> None:
         kept.append(ws.empty((N,), torch.float32))
         launch(double, array(x), array(kept[0]))
 
-    _, obstacle = recording_with(ws)(run)
-    assert obstacle == "a buffer of it is still in use"
+    _, obstacle = capture_with(ws)(run)
+    assert obstacle == "one of its buffers is still in use"
     assert ws.allocated > 0
 
 
 @pytest.mark.parametrize("by", ["workspace", "torch"])
-def test_what_would_take_too_much_is_not_recorded(by: str, monkeypatch: pytest.MonkeyPatch):
-    """And holds nothing while it runs on."""
-    monkeypatch.setitem(recording_with.__globals__, "LARGEST_RECORDING", 7 * N)
+def test_what_would_take_too_much_is_not_captured(by: str, monkeypatch: pytest.MonkeyPatch):
+    """And it holds nothing while the pass continues."""
+    monkeypatch.setitem(capture_with.__globals__, "LARGEST_CAPTURE", 7 * N)
     ws, x, found = Workspace(), torch.ones(N), []
 
     def run() -> None:
@@ -176,14 +176,14 @@ def test_what_would_take_too_much_is_not_recorded(by: str, monkeypatch: pytest.M
             found.append(weakref.ref(buffer))
         found.append(buffer.sum())
 
-    _, obstacle = recording_with(ws)(run)
+    _, obstacle = capture_with(ws)(run)
     assert isinstance(obstacle, str)
-    assert "MiB for itself" in obstacle
+    assert "it would own more than" in obstacle
     assert found.pop() == 2 * (N + 2 if by == "workspace" else N)
     assert all(place() is None for place in found)
 
 
-def test_the_bytes_of_a_recording():
+def test_the_bytes_of_a_capture():
     ws, x = Workspace(), torch.ones(N)
 
     def run() -> None:
@@ -191,7 +191,7 @@ def test_the_bytes_of_a_recording():
             launch(double, array(x), array(ws.empty((N,), torch.float32)))
         x.sum()
 
-    _, recording = recording_with(ws)(run)
-    assert isinstance(recording, Recording)
-    assert recording.nbytes == 4 * N + 4
+    _, captured = capture_with(ws)(run)
+    assert isinstance(captured, CapturedCalls)
+    assert captured.nbytes == 4 * N + 4
     assert ws.allocated == 0

@@ -9,8 +9,8 @@ pytest.importorskip("numba")
 
 from contract import check_kernel
 from tapeless.kernels.choose import choose
-from tapeless.kernels.cpu import products
-from tapeless.kernels.cpu.products import product
+from tapeless.kernels.cpu import matmul as module
+from tapeless.kernels.cpu.matmul import matmul
 from tapeless.verify.cases import cases_of
 
 OPS = choose("cpu", torch.device("cpu"), "float32").ops
@@ -21,9 +21,9 @@ THERE = pytest.mark.skipif(not hasattr(torch.ops.mkldnn, "_linear_pointwise"), r
 @pytest.fixture
 def onednn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every product in float32 by oneDNN, whatever the machine and the size."""
-    monkeypatch.setattr(products, "ONEDNN", True)
-    monkeypatch.setattr(products, "LEAST", 0)
-    monkeypatch.setattr(products, "ROWS", 1)
+    monkeypatch.setattr(module, "ONEDNN", True)
+    monkeypatch.setattr(module, "LEAST", 0)
+    monkeypatch.setattr(module, "ROWS", 1)
 
 
 @THERE
@@ -43,8 +43,8 @@ def test_a_product(sizes: tuple[int, int, int], turned: bool, bias: bool):
     a, b = torch.randn(M, K + 3)[:, :K], torch.randn(N, K).t() if turned else torch.randn(K, N)
     c = torch.randn(N) if bias else None
     out, again = torch.full((M, N), torch.nan), torch.full((M, N), torch.nan)
-    product(a, b, out, c)
-    product(a, b, again, c)
+    matmul(a, b, out, c)
+    matmul(a, b, again, c)
     assert torch.equal(out, again)
     size, shift = a.double().abs() @ b.double().abs(), torch.zeros(N) if c is None else c
     error = (out.double() - a.double() @ b.double() - shift.double()).abs()
@@ -56,7 +56,7 @@ def test_a_product(sizes: tuple[int, int, int], turned: bool, bias: bool):
 def test_nan_goes_through():
     a, out = torch.randn(5, 40), torch.empty(5, 30)
     a[2, 7] = torch.nan
-    product(a, torch.zeros(40, 30), out)
+    matmul(a, torch.zeros(40, 30), out)
     assert out[2].isnan().all()
     assert not out[[0, 1, 3, 4]].isnan().any()
 
@@ -75,15 +75,15 @@ def test_nan_goes_through():
 @pytest.mark.usefixtures("onednn")
 def test_what_is_left_to_torch(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, changed: dict[str, int]):
     for name, value in changed.items():
-        monkeypatch.setattr(products, name, value)
+        monkeypatch.setattr(module, name, value)
     monkeypatch.setattr(torch.Tensor, "copy_", None)  # the other way ends with one
     a, b, out = torch.randn(8, 16, dtype=dtype), torch.randn(16, 24, dtype=dtype), torch.empty(8, 24, dtype=dtype)
-    product(a, b, out)
+    matmul(a, b, out)
     assert torch.equal(out, a @ b)
 
 
 @pytest.mark.usefixtures("onednn")
 def test_a_bias_with_gaps():
     a, b, c, out = torch.randn(8, 16), torch.randn(16, 24), torch.randn(48)[::2], torch.empty(8, 24)
-    product(a, b, out, c)
+    matmul(a, b, out, c)
     assert torch.equal(out, torch.addmm(c, a, b))

@@ -4,13 +4,13 @@ torch gives products in float32 to MKL, and in bfloat16 to oneDNN. On AMD's CPUs
 by a tenth to a half where weights are multiplied, though not for their gradients (docs/log.md). Its one door, made for torch's
 compiler, returns a new tensor; to copy that costs less than is gained.
 Which library it is depends on the machine and the shapes alone, so that a machine repeats its bits.
-Tested by: tests/kernels/cpu/test_products.py."""
+Tested by: tests/kernels/cpu/test_matmul.py."""
 
 import llvmlite.binding as llvm
 import torch
 from torch import Tensor
 
-from tapeless.kernels.cpu.recording import launch
+from tapeless.kernels.cpu.capture import launch
 
 ROWS = 128  # oneDNN keeps what it prepared for each shape, megabytes at times: rows that vary must not make many shapes
 LEAST = 2**25  # multiplications; below, two calls cost more than they gain
@@ -31,18 +31,22 @@ def by_onednn(M: int, K: int, N: int, dtype: torch.dtype) -> bool:
     return ONEDNN and fits and dtype == torch.float32
 
 
-def _onednn_product(a: Tensor, bt: Tensor, out: Tensor, bias: Tensor | None) -> None:  # (M, K), (N, K), (M, N), (N,)
+def _onednn_matmul(a: Tensor, bt: Tensor, out: Tensor, bias: Tensor | None) -> None:  # (M, K), (N, K), (M, N), (N,)
     out.copy_(torch.ops.mkldnn._linear_pointwise(a, bt, bias, "none", [], ""))
 
 
-def product(
+# The result before it is copied, and the weights in oneDNN's own layout: see kernels/dry.py.
+_onednn_matmul.library_bytes = lambda a, bt, out, bias: out.nbytes + bt.nbytes  # type: ignore[attr-defined]
+
+
+def matmul(
     a: Tensor,  # (M, K)
     b: Tensor,  # (K, N)
     out: Tensor,  # (M, N)
     bias: Tensor | None = None,  # (N,)
 ) -> None:
     if by_onednn(len(a), len(b), b.shape[1], out.dtype) and (bias is None or bias.is_contiguous()):
-        launch(_onednn_product, a, b.t(), out, bias)
+        launch(_onednn_matmul, a, b.t(), out, bias)
     elif bias is None:
         launch(torch.mm, a, b, out=out)
     else:

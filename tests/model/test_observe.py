@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from tapeless.config import ModelConfig
+from tapeless.model.observe import OpCall, observe_ops
 from tapeless.model.transformer import Transformer
-from tapeless.model.watch import Seen, watched
 
 MODEL = ModelConfig(vocab_size=19, hidden_dim=8, num_layers=2, num_heads=2, intermediate_dim=12, max_seq_len=6)
 FORWARD = ["attn_norm add_norm", "attn linear", "attn qkv_rope", "attn attention", "attn linear"]
@@ -16,11 +16,11 @@ BACKWARD = ["ffn ffn_down", "ffn linear", "ffn_norm add_norm", "attn linear", "a
 BACKWARD += ["attn linear", "attn_norm add_norm"]
 
 
-def seen_by(model: Transformer) -> list[Seen]:
-    seen: list[Seen] = []
+def seen_by(model: Transformer) -> list[OpCall]:
+    seen: list[OpCall] = []
     tokens, targets = torch.randint(19, (2, 3, 6), generator=torch.Generator().manual_seed(0))
     model.zero_grads()
-    with watched(model, seen.append):
+    with observe_ops(model, seen.append):
         model.forward_backward(tokens, targets)
     return seen
 

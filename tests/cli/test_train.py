@@ -234,7 +234,7 @@ def test_muon_and_an_average_are_said(tmp_path: Path, text_file: Path, capsys: p
     words = ["--dataset-path", str(text_file), "--out-dir", str(run), "--max-steps", "4", "--no-verify", "--ema-decay", "0.9"]
     assert main(["train", "new", *SMALL, *words, "--optimizer", "muon"]) == 0
     out = capsys.readouterr().out
-    assert "muon, momentum 0.9, Nesterov, lr 0.002" in out
+    assert "muon, beta1 0.9, beta2 0.95, eps 1e-08, momentum 0.9, nesterov, lr 0.002" in out
     assert "weights averaged with decay 0.9" in out
     assert re.search(r"bits per byte; averaged weights \d\.\d{4}", out)
     assert main(["train", "info", str(run)]) == 0

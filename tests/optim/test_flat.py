@@ -7,7 +7,7 @@ from optim_fixtures import draw_gradients, gaps, small_model
 from tapeless.config import TrainConfig
 from tapeless.errors import ConfigError
 from tapeless.optim import SGD, Adam, AdamW, Muon, make_optimizer
-from tapeless.optim.flat import FlatOptimizer, decayed_stretches, flat_buffer
+from tapeless.optim.flat import FlatOptimizer, decayed_spans, flat_buffer
 
 KINDS = [SGD, Adam, AdamW, Muon]
 MATRICES = (
@@ -52,22 +52,22 @@ def test_matrices_decay_by_default_and_norms_and_biases_do_not():
 
 
 @pytest.mark.parametrize("decay", [MATRICES, {"head.w"}, {"blocks.0.attn.wk"}, set(), None])
-def test_stretches_cover_what_decays_and_nothing_else(decay: set[str] | None):
+def test_spans_cover_what_decays_and_nothing_else(decay: set[str] | None):
     model = small_model()
     decay = set(model.params) if decay is None else decay
-    stretches = decayed_stretches(model.params, decay)
+    spans = decayed_spans(model.params, decay)
     covered = torch.zeros(model.store.layout.numel, dtype=torch.int64)
-    for stretch in stretches:
-        covered[stretch] += 1
+    for span in spans:
+        covered[span] += 1
     for name, count in model.store.layout.views(covered).items():
         assert (count == (name in decay)).all(), name
-    assert len(stretches) <= len(decay)
+    assert len(spans) <= len(decay)
 
 
-def test_neighbours_are_one_stretch():
+def test_neighbours_are_one_span():
     model = small_model()
-    assert len(decayed_stretches(model.params, {f"blocks.0.attn.w{x}" for x in "qkv"})) == 1
-    assert len(decayed_stretches(model.params, set(model.params))) == 1
+    assert len(decayed_spans(model.params, {f"blocks.0.attn.w{x}" for x in "qkv"})) == 1
+    assert len(decayed_spans(model.params, set(model.params))) == 1
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -236,7 +236,10 @@ def test_the_introduction_says_what_was_decided(trainer: Trainer, tmp_path: Path
     assert rows["to beat"] == "ln 256 5.5452, unigram 3.2000, bigram 2.5000"
     assert rows["steps"] == "12 of 2 x 8 = 16 tokens, 0.312 epochs; no warm-up"
     assert rows["tokenizer"] == "bytes, 256 ids, 1.00 bytes per token"
-    assert rows["optimizer"] == "adamw, lr 0.01, warmup-cosine to 0.001, gradient norm clipped at 1"
+    assert (
+        rows["optimizer"]
+        == "adamw, beta1 0.9, beta2 0.95, eps 1e-08, lr 0.01, warmup-cosine to 0.001, gradient norm clipped at 1"
+    )
     assert rows["ops"].startswith("reference (")
 
 
@@ -247,7 +250,7 @@ def test_a_vocabulary_larger_than_the_tokenizers_is_said_aloud(tmp_path: Path):
     trainer = Trainer(make_model(replace(MODEL, vocab_size=300), train), train, dataset(tmp_path))
     rows = dict(introduction(None, trainer, BEATEN))
     assert "the model has 300: 44 of them stay unused" in rows["tokenizer"]
-    assert rows["optimizer"] == "sgd, momentum 0.9, Nesterov, lr 0.01, constant, no clipping"
+    assert rows["optimizer"] == "sgd, momentum 0.9, nesterov, lr 0.01, constant, no clipping"
     assert rows["decay"] == "none"
     assert "2 x 8 x 2 micro-batches = 32 tokens" in rows["steps"]
 

@@ -46,7 +46,7 @@ def graphed(**options: Any) -> GraphedStep:
     model = Transformer(CONFIG, ops="interpreted")
     train = TrainConfig(**options)
     optimizer = optimizer_of(model, train)
-    return GraphedStep(model, optimizer, grad_clip=train.grad_clip, grad_accum=train.grad_accum)  # type: ignore[arg-type]
+    return GraphedStep(model, optimizer, grad_clip=train.grad_clip, grad_accum=train.grad_accum)
 
 
 @pytest.mark.parametrize("options", [{}, {"grad_accum": 2}, {"grad_clip": 0.01}, {"grad_clip": 0.0}], ids=str)
@@ -126,8 +126,8 @@ def test_where_it_cannot_be_it_says_why(caplog: pytest.LogCaptureFixture, monkey
     assert graphed_step(model, optimizer_of(model, train), train) is None  # a CPU has no graphs, and nobody expects one
     cases = {
         "wait for the device": (Transformer(CONFIG, ops="reference"), train),
-        "SGD is no kernel": (model, replace(train, optimizer="sgd")),
-        "Muon is no kernel": (model, replace(train, optimizer="muon")),
+        "a step of SGD cannot be captured": (model, replace(train, optimizer="sgd")),
+        "a step of Muon cannot be captured": (model, replace(train, optimizer="muon")),
         "mask of dropout": (Transformer(replace(CONFIG, dropout=0.1), ops="interpreted"), train),
     }
     for reason, (each, config) in cases.items():

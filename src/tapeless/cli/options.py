@@ -9,7 +9,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tapeless.cli.unused_options import refuse_idle
+from tapeless.cli.unused_options import refuse_unused
 from tapeless.config import (
     KINDS,
     WEIGHTS,
@@ -118,7 +118,7 @@ def chosen(args: argparse.Namespace) -> Chosen:
             raise UsageError(f"--set {table}.{key}: unknown table; {nearest(table, values)}")
         values[table][key] = value
     found = Chosen(name, checked(kind, values[kind], name), checked("train", values["train"], name))
-    refuse_idle(found.train)
+    refuse_unused(found.train)
     return found
 
 

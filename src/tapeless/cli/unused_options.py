@@ -1,21 +1,25 @@
-"""What was asked for and would do nothing.
+"""Options that were given but would have no effect.
 
 Tested by: tests/cli/test_unused_options.py."""
 
-from tapeless.config import TrainConfig
+from dataclasses import fields
+
+from tapeless.config import OPTIMIZERS, TrainConfig
 from tapeless.errors import ConfigError
 
 
-def refuse_idle(c: TrainConfig) -> None:
-    """Refuse what was asked for and would do nothing. Not a part of the configuration's own checks: a run of an earlier version
-    that has such a thing in its config.toml can still be read."""
+def refuse_unused(c: TrainConfig) -> None:
+    """Refuse options that would have no effect. Not part of the configuration's own checks, so that a run of an earlier version
+    with such an option in its config.toml can still be read."""
     usual = TrainConfig()
     if not c.lora_rank and (c.lora_alpha is not None or c.lora_targets != usual.lora_targets):
         raise ConfigError(
             "lora_alpha and lora_targets are of adapters, and there are none: give lora_rank too, or leave them out"
         )
-    if c.nesterov and c.optimizer in ("adamw", "adam"):
-        raise ConfigError(f"nesterov is for sgd and muon; {c.optimizer} has no such momentum: leave it out")
+    given = [f.name for f in fields(c) if f.metadata["by_optimizer"] and getattr(c, f.name) not in (f.default, False)]
+    for name in given and sorted(set(given) - set(OPTIMIZERS[c.optimizer].options)):  # torch is loaded only if one was given
+        users = [optimizer for optimizer in OPTIMIZERS if name in OPTIMIZERS[optimizer].options]
+        raise ConfigError(f"{name} is an option of {', '.join(users)}; {c.optimizer} does not use it: leave it out")
     if c.dataset_path is not None and c.corpus != usual.corpus:
         raise ConfigError(
             f"corpus {c.corpus} is what to train on without a path, and dataset_path is given: leave one of them out"

@@ -14,9 +14,10 @@ INFINITY = float("inf")
 SECONDS = {"s": 1, "m": 60, "h": 3600}  # per unit of a duration
 
 
-def option(default: Any, help: str, choices: Collection[str] = (), *, derived: bool = False) -> Any:
-    """A field with its help text and, if they are few, its allowed values. derived: None is replaced on construction."""
-    return field(default=default, metadata={"help": help, "choices": choices, "derived": derived})
+def option(default: Any, help: str, choices: Collection[str] = (), *, derived: bool = False, by_optimizer: bool = False) -> Any:
+    """A field with its help text and, if they are few, its allowed values. derived: None is replaced on construction.
+    by_optimizer: only optimizers that list the field among their `options` read it."""
+    return field(default=default, metadata={"help": help, "choices": choices, "derived": derived, "by_optimizer": by_optimizer})
 
 
 def require(ok: bool, name: str, expected: str, got: Any) -> None:

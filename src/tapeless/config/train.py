@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from tapeless.config.fields import INFINITY, check_types, nearest, option, require, seconds
 from tapeless.config.model import Lora
+from tapeless.config.registry import OPTIMIZERS
 from tapeless.errors import WARMUP_TOO_LONG, ConfigError
 
 REPORTERS = ("html", "csv", "tensorboard", "wandb", "trackio")  # what report_to may name: report/reporters.py
@@ -42,7 +43,7 @@ class TrainConfig:
     epochs: int | None = option(None, "passes over the data; whichever of epochs and max_steps is reached first ends the run")
     max_steps: int | None = option(None, "steps; default 1000 where epochs is not given either")
     max_time: str = option("0", "save and stop, to be resumed, when a process has trained for so long: 90s, 10m, 2h; 0: never")
-    optimizer: str = option("adamw", "which optimizer", ("adamw", "adam", "sgd", "muon"))
+    optimizer: str = option("adamw", "which optimizer", OPTIMIZERS)
     lr: float = option(2e-3, "peak learning rate")
     min_lr: float | None = option(None, "where a falling schedule ends; default a tenth of lr")
     lr_schedule: str = option(
@@ -54,11 +55,11 @@ class TrainConfig:
         None, "steps in which the rate rises; default with warmup-cosine 5 % of the steps, at most 100, else 0"
     )
     weight_decay: float = option(0.1, "weight decay of the matrices")
-    beta1: float = option(0.9, "decay of the first moment (adam, adamw; muon: of what is no hidden matrix)")
-    beta2: float = option(0.95, "decay of the second moment (likewise)")
-    eps: float = option(1e-8, "added to the root of the second moment (likewise)")
-    momentum: float = option(0.9, "momentum (sgd, muon)")
-    nesterov: bool | None = option(None, "Nesterov momentum; by default with muon, not with sgd")
+    beta1: float = option(0.9, "decay of the first moment (adam, adamw; muon: all but hidden matrices)", by_optimizer=True)
+    beta2: float = option(0.95, "decay of the second moment (likewise)", by_optimizer=True)
+    eps: float = option(1e-8, "added to the root of the second moment (likewise)", by_optimizer=True)
+    momentum: float = option(0.9, "momentum (sgd, muon)", by_optimizer=True)
+    nesterov: bool | None = option(None, "Nesterov momentum (sgd: default no; muon: default yes)", by_optimizer=True)
     grad_clip: float = option(1.0, "largest global norm of the gradient; 0 lets every norm pass")
     spike_z: float = option(20.0, "skip the update of a loss this many robust deviations above the recent ones; 0: never")
     check_invariants_every: int = option(0, "steps between checks of the identities that every right gradient obeys; 0: none")
@@ -96,10 +97,6 @@ class TrainConfig:
     layer_stats_every: int = option(50, "steps between looks at memory and at each layer's gradient and update; 0: none")
     report_to: str = option("html", "where the run is told too, by commas: html, csv, tensorboard, wandb, trackio; or none")
     verify: bool = option(True, "check the gradients on the first batch before the first step")
-
-    @property
-    def with_nesterov(self) -> bool:
-        return self.optimizer == "muon" if self.nesterov is None else self.nesterov
 
     def __post_init__(self) -> None:
         check_types(self)

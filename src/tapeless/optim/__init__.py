@@ -1,13 +1,12 @@
-"""Optimizers on flat buffers: one pass over all parameters, not one per tensor."""
+"""Optimizers on flat buffers: one pass over all parameters, not one per tensor. One file each, listed in config/registry.py."""
 
-from collections.abc import Callable, Collection, Mapping
-from typing import Any
+from collections.abc import Collection, Mapping
 
 from torch import Tensor
 
-from tapeless.config import TrainConfig
+from tapeless.config import OPTIMIZERS, TrainConfig
 from tapeless.optim.adam import Adam as Adam
-from tapeless.optim.adam import AdamW as AdamW
+from tapeless.optim.adamw import AdamW as AdamW
 from tapeless.optim.flat import FlatOptimizer
 from tapeless.optim.muon import Muon as Muon
 from tapeless.optim.sgd import SGD as SGD
@@ -18,23 +17,9 @@ def make_optimizer(
     grads: Mapping[str, Tensor],
     config: TrainConfig,
     decay: Collection[str],
-    fused: Callable[..., None] | None = None,
+    ops: object = None,
 ) -> FlatOptimizer:
-    """The optimizer that a configuration describes; `decay` names the parameters that weight decay applies to, `fused` is
-    AdamW's step as one kernel, where the model's ops have one."""
-    c = config
-    if c.optimizer == "sgd":
-        return SGD(
-            params, grads, lr=c.lr, momentum=c.momentum, nesterov=c.with_nesterov, weight_decay=c.weight_decay, decay=decay
-        )
-    options: Any = {
-        "lr": c.lr,
-        "beta1": c.beta1,
-        "beta2": c.beta2,
-        "eps": c.eps,
-        "weight_decay": c.weight_decay,
-        "decay": decay,
-    }
-    if c.optimizer == "muon":
-        return Muon(params, grads, fused=fused, momentum=c.momentum, nesterov=c.with_nesterov, **options)
-    return AdamW(params, grads, fused=fused, **options) if c.optimizer == "adamw" else Adam(params, grads, **options)
+    """The optimizer that a configuration describes. decay: the parameters that weight decay applies to; ops: the model's OpSet,
+    whose fused update the optimizer uses if it has one."""
+    optimizer: type[FlatOptimizer] = OPTIMIZERS[config.optimizer]
+    return optimizer.from_config(params, grads, config, decay, ops)

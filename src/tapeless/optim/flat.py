@@ -1,4 +1,4 @@
-"""What every optimizer here shares: the flat buffers behind the named views, the state beside them, and what decays.
+"""What every optimizer shares: the flat buffers behind the named views, state, weight decay, construction from a TrainConfig.
 
 The buffers have gaps between parameters (model/params.py). Gradients and state are zero there, so every update leaves the
 gaps at zero, and a whole buffer can be updated at once.
@@ -6,16 +6,18 @@ Tested by: tests/optim/test_flat.py."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
+from inspect import signature
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
-from tapeless.config import nearest
+from tapeless.config import TrainConfig, nearest
 from tapeless.errors import ConfigError
 
 
 def flat_buffer(views: Mapping[str, Tensor]) -> Tensor:
-    """The one buffer that all views are cut from."""
+    """The one buffer that all views are slices of."""
     first = next(iter(views.values()))._base
     if first is None or any(view._base is not first for view in views.values()):
         raise ConfigError("an optimizer works on one flat buffer: pass model.params and model.grads")
@@ -31,34 +33,37 @@ def _places(views: Mapping[str, Tensor]) -> dict[str, tuple[int, torch.Size]]:
     return {name: (int(view.storage_offset()), view.shape) for name, view in views.items()}
 
 
-def decayed_stretches(views: Mapping[str, Tensor], decay: Collection[str]) -> list[slice]:
-    """Where in the flat buffer weight decay applies; neighbours that both decay are one stretch, the gap between included."""
-    stretches: list[slice] = []
+def decayed_spans(views: Mapping[str, Tensor], decay: Collection[str]) -> list[slice]:
+    """Where in the flat buffer weight decay applies; neighbours that both decay share a span, gap included."""
+    spans: list[slice] = []
     follows = False
     for name, view in views.items():
         if name in decay:
             start, end = view.storage_offset(), view.storage_offset() + view.numel()
-            start = stretches.pop().start if follows else start
-            stretches.append(slice(start, end))
+            start = spans.pop().start if follows else start
+            spans.append(slice(start, end))
         follows = name in decay
-    return stretches
+    return spans
 
 
-def stretches_without(views: Mapping[str, Tensor], numel: int, names: Collection[str]) -> list[slice]:
+def spans_without(views: Mapping[str, Tensor], numel: int, names: Collection[str]) -> list[slice]:
     """The flat buffer of `numel` elements without the named parameters, gaps included."""
-    stretches, end = [], 0
+    spans, end = [], 0
     for name, view in views.items():
         if name in names:
             start = int(view.storage_offset())
-            stretches.append(slice(end, start))
+            spans.append(slice(end, start))
             end = start + view.numel()
-    return [stretch for stretch in (*stretches, slice(end, numel)) if stretch.start < stretch.stop]
+    return [span for span in (*spans, slice(end, numel)) if span.start < span.stop]
 
 
 class FlatOptimizer(ABC):
-    """Parameters, gradients and state as flat tensors. Subclasses say which state there is and how a step goes."""
+    """Parameters, gradients and state as flat tensors. Subclasses define the state and the update."""
 
     state_names: tuple[str, ...]
+    options: tuple[str, ...] = ()  # fields of TrainConfig that it reads, besides lr and weight_decay; also its arguments
+    kernel: str | None = None  # the field of OpSet that holds its fused update, passed as `fused`
+    capturable = False  # whether a CUDA graph can hold a step: `step_scalars` and `update_on_device` are defined
 
     def __init__(
         self,
@@ -70,7 +75,7 @@ class FlatOptimizer(ABC):
         decay: Collection[str] | None,  # the parameters that decay, by name; None: all matrices, no norms and biases
     ):
         flat, self.grads = flat_buffer(params), flat_buffer(grads)
-        trained = {name: params[name] for name in grads if name in params}  # the others are frozen, and lie behind these
+        trained = {name: params[name] for name in grads if name in params}  # the others are frozen and come last
         ends = max(view.storage_offset() + view.numel() for view in grads.values())
         if _places(trained) != _places(grads) or len(self.grads) != (ends if len(params) > len(grads) else len(flat)):
             raise ConfigError("params and grads are not of one model: their names, shapes or places differ")
@@ -81,8 +86,27 @@ class FlatOptimizer(ABC):
         self.lr, self.weight_decay = lr, weight_decay
         self.t = 0  # steps taken
         self.state = {name: torch.zeros_like(self.params) for name in self.state_names}
-        self._stretches = decayed_stretches(trained, self.decay) if weight_decay else []
+        self._decayed_spans = decayed_spans(trained, self.decay) if weight_decay else []
         self._views = trained
+
+    @classmethod
+    def from_config(
+        cls,
+        params: Mapping[str, Tensor],
+        grads: Mapping[str, Tensor],
+        config: TrainConfig,
+        decay: Collection[str],
+        ops: object = None,  # the model's OpSet
+    ) -> Self:
+        fused: dict[str, Any] = {} if cls.kernel is None else {"fused": getattr(ops, cls.kernel, None)}
+        return cls(params, grads, decay=decay, **cls.config_options(config), **fused)
+
+    @classmethod
+    def config_options(cls, config: TrainConfig) -> dict[str, Any]:
+        """Its arguments from a configuration. None stands for the default of the class."""
+        values = {name: getattr(config, name) for name in ("lr", "weight_decay", *cls.options)}
+        defaults = signature(cls).parameters
+        return {name: defaults[name].default if value is None else value for name, value in values.items()}
 
     def step(
         self,
@@ -91,7 +115,7 @@ class FlatOptimizer(ABC):
         copy: Tensor | None = None,  # (n,)
     ) -> bool:
         """Update the parameters by `scale` times the gradients, with self.lr. copy: receives the parameters in its own dtype;
-        returned is whether it did. A scale other than 1 may be multiplied into the gradients where they lie."""
+        returned is whether it did. A scale other than 1 may be applied to the gradients in place."""
         if scale != 1:
             self.grads *= scale
         self._update()
@@ -101,20 +125,28 @@ class FlatOptimizer(ABC):
     def _update(self) -> None:
         """One step by the gradients as they are."""
 
+    def step_scalars(self, t: int) -> Tensor:  # (k,) float32
+        """What step t depends on besides gradients and their scale; a captured step reads it from a buffer."""
+        raise NotImplementedError
+
+    def update_on_device(self, step_scalars: Tensor, scale: Tensor, copy: Tensor | None) -> None:
+        """The update with `step_scalars` (k,) and `scale` () on the device, without a synchronization. A NaN scale skips it."""
+        raise NotImplementedError
+
     def _shrink(self) -> None:
         """Decoupled decay: p (1 - lr wd)."""
-        for stretch in self._stretches:
-            self.params[stretch] *= 1 - self.lr * self.weight_decay
+        for span in self._decayed_spans:
+            self.params[span] *= 1 - self.lr * self.weight_decay
 
     def _coupled_grads(self) -> Tensor:  # (n,) flat
         """Coupled decay: g + wd p."""
-        if not self._stretches:
+        if not self._decayed_spans:
             return self.grads
         d = self.grads.clone()
-        for stretch in self._stretches:
-            d[stretch].add_(self.params[stretch], alpha=self.weight_decay)
+        for span in self._decayed_spans:
+            d[span].add_(self.params[span], alpha=self.weight_decay)
         return d
 
     def named_state(self) -> dict[str, dict[str, Tensor]]:
-        """The state under the parameters' names, as views: what a checkpoint writes, and writes back."""
+        """The state under the parameters' names, as views: what a checkpoint saves and restores."""
         return {key: named_views(flat, self._views) for key, flat in self.state.items()}

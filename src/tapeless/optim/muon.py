@@ -23,8 +23,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tapeless.optim.adam import AdamW, pieces
-from tapeless.optim.flat import FlatOptimizer, decayed_stretches, named_views, stretches_without
+from tapeless.optim.adamw import AdamW, pieces
+from tapeless.optim.flat import FlatOptimizer, decayed_spans, named_views, spans_without
 
 NOT_HIDDEN = ("embed.w", "pos.w", "head.w")  # matrices whose rows belong to tokens and places, one by one
 A, B, C, ITERATIONS = 3.4445, -4.7750, 2.0315, 5
@@ -60,6 +60,8 @@ def batches(matrices: Mapping[str, Tensor]) -> Iterator[list[str]]:
 
 
 class Muon(AdamW):
+    options = (*AdamW.options, "momentum", "nesterov")
+
     def __init__(
         self,
         params: Mapping[str, Tensor],
@@ -71,15 +73,16 @@ class Muon(AdamW):
     ):
         """options: those of AdamW, whose lr, weight_decay and decay hold for the matrices too."""
         super().__init__(params, grads, **options)
+        self.capturable = False  # update_on_device would leave the matrices out
         params = self._views  # of what trains
         self.momentum, self.nesterov = momentum, nesterov
         self._matrices = {name: w for name, w in params.items() if w.dim() == 2 and name not in NOT_HIDDEN}
         self._batches = list(batches(self._matrices))
         self._gradients = {name: grads[name] for name in self._matrices}
         self._momenta = named_views(self.state["exp_avg"], self._matrices)
-        self._rest = stretches_without(params, len(self.params), self._matrices)
-        self._stretches = decayed_stretches(params, self.decay - set(self._matrices)) if self.weight_decay else []
-        self._pieces = pieces(self._stretches, self._rest).to(self.params.device)
+        self._rest = spans_without(params, len(self.params), self._matrices)
+        self._decayed_spans = decayed_spans(params, self.decay - set(self._matrices)) if self.weight_decay else []
+        self._pieces = pieces(self._decayed_spans, self._rest).to(self.params.device)
 
     def step(self, *, scale: float = 1.0, copy: Tensor | None = None) -> bool:
         return FlatOptimizer.step(self, scale=scale, copy=copy)
@@ -90,11 +93,11 @@ class Muon(AdamW):
             self._turn(names)
         if self.fused is not None:
             device = self.params.device
-            self.fused_update(self.numbers(self.t).to(device), torch.ones((), device=device), None)
+            self.update_on_device(self.step_scalars(self.t).to(device), torch.ones((), device=device), None)
         else:
             g = self._decay()
-            for stretch in self._rest:
-                self._move(g, stretch)
+            for span in self._rest:
+                self._move(g, span)
 
     def _turn(self, names: list[str]) -> None:
         """One step of some matrices of one shape."""

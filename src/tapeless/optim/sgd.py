@@ -15,6 +15,7 @@ from tapeless.optim.flat import FlatOptimizer
 
 class SGD(FlatOptimizer):
     state_names = ("momentum",)
+    options = ("momentum", "nesterov")
 
     def __init__(
         self,

@@ -23,7 +23,6 @@ from tapeless.model.build import AnyModel
 from tapeless.model.check import check_shapes
 from tapeless.model.transformer import Transformer
 from tapeless.ops.cross_entropy import IGNORED
-from tapeless.optim.adam import AdamW
 from tapeless.optim.flat import FlatOptimizer
 from tapeless.train.step import StepResult, micro_batches
 
@@ -37,18 +36,17 @@ def graphed_step(model: AnyModel, optimizer: FlatOptimizer, config: TrainConfig)
         return None
     reason = _obstacle(model, optimizer, config)
     if reason is not None:
-        log.warning("no CUDA graph: %s; each kernel is launched by itself", reason)
+        log.warning("CUDA graph disabled: %s; running eagerly", reason)
         return None
     assert isinstance(model, Transformer)
-    assert isinstance(optimizer, AdamW)
     return GraphedStep(model, optimizer, grad_clip=config.grad_clip, grad_accum=config.grad_accum)
 
 
 def _obstacle(model: AnyModel, optimizer: FlatOptimizer, config: TrainConfig) -> str | None:
     if not isinstance(model, Transformer) or not model.ops.capturable or model.ops.grad_norm is None:
         return f"ops {model.ops.name!r} wait for the device within a step"
-    if type(optimizer) is not AdamW or optimizer.fused is None:
-        return f"{type(optimizer).__name__} is no kernel that reads its numbers on the device"
+    if not optimizer.capturable:
+        return f"a step of {type(optimizer).__name__} cannot be captured"
     if model.config.dropout:
         return "a mask of dropout is drawn from the number of its step, which a graph could not change"
     if config.document_attention:
@@ -64,10 +62,11 @@ class Captured(NamedTuple):
 
 
 class GraphedStep:
-    def __init__(self, model: Transformer, optimizer: AdamW, *, grad_clip: float, grad_accum: int):
+    def __init__(self, model: Transformer, optimizer: FlatOptimizer, *, grad_clip: float, grad_accum: int):
         self.model, self.optimizer, self.grad_clip, self.grad_accum = model, optimizer, grad_clip, grad_accum
-        self._inputs = torch.zeros(8, dtype=torch.float32, device=model.device)
-        self.numbers, self.loss_limit = self._inputs[:7], self._inputs[7]  # of the optimizer; ()
+        scalars = optimizer.step_scalars(1)
+        self._inputs = torch.zeros(len(scalars) + 1, dtype=torch.float32, device=model.device)
+        self.step_scalars, self.loss_limit = self._inputs[:-1], self._inputs[-1]  # (k,); ()
         self._seen: set[torch.Size] = set()
         self._captured: dict[torch.Size, Captured] = {}
 
@@ -83,8 +82,8 @@ class GraphedStep:
         check_shapes(tokens, targets)
         self.optimizer.lr = lr
         with self._device():
-            numbers = self.optimizer.numbers(self.optimizer.t + 1)
-            self._inputs.copy_(torch.cat([numbers, torch.tensor([loss_limit])]))
+            scalars = self.optimizer.step_scalars(self.optimizer.t + 1)
+            self._inputs.copy_(torch.cat([scalars, torch.tensor([loss_limit])]))
             self.model.store.refresh()
             report = self._run(tokens.to(self.model.device), targets.to(self.model.device))
             loss, norm, good_ids, skipped = report.tolist()
@@ -138,7 +137,7 @@ class GraphedStep:
             scale = torch.where(norm > self.grad_clip, self.grad_clip / norm, scale)
         skipped = loss > self.loss_limit
         scale = torch.where(good & loss.isfinite() & norm.isfinite() & ~skipped, scale, math.nan)
-        self.optimizer.fused_update(self.numbers, scale.float(), model.store.copy)
+        self.optimizer.update_on_device(self.step_scalars, scale.float(), model.store.copy)
         model.store.mark_copied()
         return torch.stack([loss.double(), norm, good.double(), skipped.double()])
 

@@ -39,9 +39,9 @@ class StepMetrics(NamedTuple):
 
 
 def optimizer_of(model: AnyModel, config: TrainConfig) -> FlatOptimizer:
-    """The optimizer that a configuration describes, with the model's own kernels where its ops have them."""
+    """The optimizer that a configuration describes, with the model's fused kernel if its ops have one."""
     decay = {spec.name for spec in model.store.layout.specs.values() if spec.decay}
-    return make_optimizer(model.params, model.grads, config, decay, fused=model.ops.adam_update)
+    return make_optimizer(model.params, model.grads, config, decay, model.ops)
 
 
 def ema_of(model: AnyModel, config: TrainConfig) -> Ema | None:

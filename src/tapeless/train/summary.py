@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from tapeless.config import AnyModelConfig, ModelConfig, TrainConfig
+from tapeless.config import OPTIMIZERS, AnyModelConfig, ModelConfig, TrainConfig
 from tapeless.data.baselines import Baselines
 from tapeless.data.batches import ExampleLoader
 from tapeless.data.prepare import Dataset
@@ -109,11 +109,12 @@ def steps_words(trainer: Trainer) -> str:
 def optimizer_words(c: TrainConfig) -> str:
     last = c.lr / 10 if c.min_lr is None else c.min_lr
     rate = f"lr {c.lr:g}, {c.lr_schedule}" + ("" if c.lr_schedule == "constant" else f" to {last:g}")
-    with_momentum = c.optimizer in ("sgd", "muon")
-    moments = f"momentum {c.momentum:g}{', Nesterov' if c.with_nesterov else ''}" if with_momentum else ""
+    optimizer = OPTIMIZERS[c.optimizer]
+    values = [(name, optimizer.config_options(c)[name]) for name in optimizer.options]
+    options = [name if value is True else f"{name} {value:g}" for name, value in values if value]
     clip = f"gradient norm clipped at {c.grad_clip:g}" if c.grad_clip else "no clipping"
     average = f"weights averaged with decay {c.ema_decay:g}" if c.ema_decay else ""
-    return ", ".join(part for part in (c.optimizer, moments, rate, clip, average) if part)
+    return ", ".join(part for part in (c.optimizer, *options, rate, clip, average) if part)
 
 
 def decay_groups(names: Iterable[str], decay: Iterable[str]) -> tuple[str, str]:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tapeless.ops.op import OpSet
-from tapeless.optim.adam import PIECE, AdamW
+from tapeless.optim.adamw import PIECE, AdamW
 from tapeless.verify.finding import Finding, distance
 from tapeless.verify.tolerances import OP_FLOAT32
 

@@ -237,7 +237,9 @@ LISTED = (
         "root = v.sqrt().div_(math.sqrt(1 - self.beta2**self.t)).add_(self.eps)",
         "root = v.div(1 - self.beta2**self.t).add_(self.eps).sqrt_()",
     ),
-    Mutant("50", "coupled decay", ADAM, "self._shrink()\n        return self.grads", "return self._coupled_grads()"),
+    Mutant(
+        "50", "coupled decay", "optim/adamw.py", "self._shrink()\n        return self.grads", "return self._coupled_grads()"
+    ),
     Mutant("51a", "decay on norms and biases, by the optimizer", FLAT, "if name in decay:", "if True:"),
     Mutant("51b", "decay on norms, by the table", PARAMS, '(width,), "ones", False, None)', '(width,), "ones", True, None)'),
     Mutant("52", "betas swapped", ADAM, "self.eps = beta1, beta2, eps", "self.eps = beta2, beta1, eps"),

@@ -164,11 +164,11 @@ def their_course(recipe: Recipe) -> Course:
     ]
     optimizer: torch.optim.Optimizer
     if c.optimizer == "sgd":
-        optimizer = torch.optim.SGD(groups, c.lr, momentum=c.momentum, nesterov=c.with_nesterov)
+        optimizer = torch.optim.SGD(groups, c.lr, momentum=c.momentum, nesterov=bool(c.nesterov))
     else:
         kind = torch.optim.Adam if c.optimizer == "adam" else torch.optim.AdamW
         optimizer = kind(groups, c.lr, betas=(c.beta1, c.beta2), eps=c.eps)
-    muon = TheirMuon(hidden, c.momentum, c.with_nesterov, c.weight_decay)
+    muon = TheirMuon(hidden, c.momentum, c.nesterov is not False, c.weight_decay)
     losses, norms, history = [], [], list[dict[str, Tensor]]()
     for step in range(recipe.steps):
         for group in optimizer.param_groups:

@@ -8,7 +8,7 @@ pytest.importorskip("numba")
 from tapeless.config import ModelConfig
 from tapeless.kernels.cpu.update import adam_update, grad_norm
 from tapeless.model.transformer import Transformer
-from tapeless.optim.adam import PIECE, AdamW, pieces
+from tapeless.optim.adamw import PIECE, AdamW, pieces
 
 CONFIG = ModelConfig(vocab_size=300, hidden_dim=64, num_layers=2, num_heads=2, intermediate_dim=100)
 

@@ -1,0 +1,44 @@
+"""Optimizers and reporters by name. A name is known without importing the module that implements it.
+
+To add one: a file in optim/ or report/ and a line below. Outside of the package: OPTIMIZERS.register("lion", Lion).
+Tested by: tests/test_config.py, tests/optim/test_registry.py, tests/report/test_registry.py."""
+
+from collections.abc import Collection, Iterator
+from importlib import import_module
+from typing import Any
+
+
+class Registry(Collection[str]):
+    """Names, each with its implementation or with the `module:attribute` to import it from."""
+
+    def __init__(self, entries: dict[str, Any]):
+        self._entries = entries
+
+    def register(self, name: str, entry: Any) -> None:
+        self._entries[name] = entry
+
+    def __getitem__(self, name: str) -> Any:
+        entry = self._entries[name]
+        if isinstance(entry, str):
+            module, _, attribute = entry.partition(":")
+            entry = getattr(import_module(module), attribute)
+        return entry
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._entries
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+
+OPTIMIZERS = Registry(
+    {
+        "adamw": "tapeless.optim.adamw:AdamW",
+        "adam": "tapeless.optim.adam:Adam",
+        "sgd": "tapeless.optim.sgd:SGD",
+        "muon": "tapeless.optim.muon:Muon",
+    }
+)

@@ -1,0 +1,72 @@
+"""AdamW: Adam with decoupled weight decay.
+
+    p = p (1 - lr wd)       for what `decay` names, before the step of Adam, whose gradients the decay does not enter
+The OpSet may have the whole step as one kernel (adam_update).
+Tested by: tests/optim/test_adam.py, step by step against torch.optim in float64; tests/kernels/cpu/test_update.py."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tapeless.optim.adam import Adam
+
+PIECE = 2**14  # elements
+
+
+class AdamW(Adam):
+    kernel = "adam_update"
+
+    def __init__(
+        self,
+        params: Mapping[str, Tensor],
+        grads: Mapping[str, Tensor],
+        *,
+        fused: Callable[..., None] | None = None,
+        **options: Any,
+    ):
+        """options: those of Adam. fused: a kernel that does a whole step in one pass (OpSet.adam_update)."""
+        super().__init__(params, grads, **options)
+        self.fused, self.capturable = fused, fused is not None
+        self._pieces = pieces(self._decayed_spans, [slice(0, len(self.params))]).to(self.params.device)
+
+    def step(self, *, scale: float = 1.0, copy: Tensor | None = None) -> bool:
+        if self.fused is None:
+            return super().step(scale=scale, copy=copy)
+        self.t += 1
+        device = self.params.device
+        self.update_on_device(
+            self.step_scalars(self.t).to(device), torch.tensor(scale, dtype=torch.float32, device=device), copy
+        )
+        return copy is not None
+
+    def step_scalars(self, t: int) -> Tensor:  # (7,) float32
+        """1 - beta is rounded here, from float64: computed from a rounded beta it would have few correct digits."""
+        shrink, rate = 1 - self.lr * self.weight_decay, self.lr / (1 - self.beta1**t)
+        correction = 1 / math.sqrt(1 - self.beta2**t)
+        scalars = [shrink, rate, 1 - self.beta1, self.beta2, 1 - self.beta2, correction, self.eps]
+        return torch.tensor(scalars, dtype=torch.float32)
+
+    def update_on_device(self, step_scalars: Tensor, scale: Tensor, copy: Tensor | None) -> None:
+        assert self.fused is not None
+        moments = self.state["exp_avg"], self.state["exp_avg_sq"]
+        self.fused(self.params, self.grads, *moments, copy, self._pieces, step_scalars, scale)
+
+    def _decay(self) -> Tensor:
+        self._shrink()
+        return self.grads
+
+
+def pieces(decayed: Sequence[slice], updated: Sequence[slice]) -> Tensor:  # (k, 3) int64: start, end, whether it decays
+    """What is updated of the flat buffer, cut where weight decay starts and ends, and into parts that threads share."""
+    table = []
+    for part in updated:
+        end = part.start
+        for span in [*decayed, slice(part.stop, part.stop)]:
+            start, stop = (min(max(place, part.start), part.stop) for place in (span.start, span.stop))
+            for first, last, decays in ((end, start, 0), (start, stop, 1)):
+                table += [(i, min(i + PIECE, last), decays) for i in range(first, last, PIECE)]
+            end = stop
+    return torch.tensor(table, dtype=torch.int64).view(-1, 3)

@@ -16,11 +16,11 @@ from training import scratch
 import tapeless
 from tapeless.config import ModelConfig
 from tapeless.data.tokenizer import CharTokenizer
-from tapeless.interop.families import family_of
+from tapeless.interop.families import FAMILIES, family_of
+from tapeless.interop.family import Family
 from tapeless.interop.generation import Generation
 from tapeless.interop.hf_export import export_hugging_face
 from tapeless.interop.hf_import import read_model
-from tapeless.interop.names import from_hugging_face
 
 if find_spec("transformers") is None:
     skip("no package transformers here")
@@ -75,7 +75,7 @@ def loaded(folder: Path) -> Any:
         return transformers.AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").eval()
 
 
-def gradient_error(ours: tapeless.Transformer, theirs: Any, family: str, tokens: torch.Tensor) -> float:
+def gradient_error(ours: tapeless.Transformer, theirs: Any, family: Family, tokens: torch.Tensor) -> float:
     """Of all gradients together, relative, in the L2 norm; theirs in float64, since in float32 they are the less exact ones."""
     theirs = theirs.double()
     inputs, targets = tokens[:, :-1], tokens[:, 1:].contiguous()
@@ -83,7 +83,7 @@ def gradient_error(ours: tapeless.Transformer, theirs: Any, family: str, tokens:
     ours.backward()
     logits = theirs(inputs).logits
     torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten()).backward()
-    truth = from_hugging_face(family, ours.config, {name: w.grad for name, w in theirs.named_parameters()})
+    truth = family.from_hf(ours.config, {name: w.grad for name, w in theirs.named_parameters()})
     off = sum((ours.grads[name] - dw).square().sum().item() for name, dw in truth.items())
     return (off / sum(dw.square().sum().item() for dw in truth.values())) ** 0.5
 
@@ -95,7 +95,7 @@ with scratch() as folder:
         draw, out_error, in_error, grad_error, equal = random.Random(family), 0.0, 0.0, 0.0, 0
         for n in range(count):
             config = drawn(family, draw)
-            assert family_of(config) == family
+            assert family_of(config).name == family
             ours, here = with_weights(config, n), folder / f"{family}-{n}"
             tokenizer = CharTokenizer(map(chr, range(0x100, 0x100 + config.vocab_size)))
             export_hugging_face(here, config, ours.params, tokenizer, Generation(), shard_bytes=draw.choice((3000, 10**9)))
@@ -112,7 +112,7 @@ with scratch() as folder:
             again = tapeless.load(here / "theirs")
             with torch.no_grad():
                 in_error = max(in_error, (theirs(tokens).logits - again.logits(tokens)).abs().max().item())
-            grad_error = max(grad_error, gradient_error(again, theirs, family, tokens))
+            grad_error = max(grad_error, gradient_error(again, theirs, FAMILIES[family], tokens))
         table.append({"family": family, "export": out_error, "import": in_error, "gradients": grad_error, "equal": equal})
         for claim, bound, found in (
             ("exported, largest difference of a logit in transformers", LOGITS, out_error),

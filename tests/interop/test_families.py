@@ -1,38 +1,41 @@
-"""config.json by one table, there and back, for every family."""
+"""The registry: which models a family expresses, and config.json in both directions."""
 
 import pytest
 from interop_fixtures import CASES, config_of
 
 from tapeless.config import ModelConfig, load_preset, preset_names
 from tapeless.errors import ConfigError
-from tapeless.interop.families import FAMILIES, completed, family_of, misfits, read_settings, their_settings, training_notes
+from tapeless.interop import families, family
+from tapeless.interop.families import FAMILIES, family_named, family_of, register
+from tapeless.model.params import ParamSpec
+from tapeless.model.transformer import transformer_specs
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_there_and_back(case: str):
-    family, config = CASES[case][0], config_of(case)
-    assert family_of(config) == family
-    assert completed(family, config) == config
-    found = read_settings({"architectures": [family], **their_settings(family, config)}, "here")
-    assert found == (family, config, [])
+def test_config_json_round_trip(case: str):
+    family, config = FAMILIES[CASES[case][0]], config_of(case)
+    assert family_of(config) is family
+    assert family.completed(config) == config
+    assert family_named({"architectures": [family.name]}, "here") is family
+    assert family.read_settings(family.settings(config), "here") == (config, [])
 
 
 def test_every_preset_has_a_family_or_the_reason_why_not():
     families = {}
     for name in preset_names():
         try:
-            families[name] = family_of(load_preset(name))
+            families[name] = family_of(load_preset(name)).name
         except ConfigError as error:
             families[name] = str(error)
     assert families["default"] == families["llama-tiny"] == "LlamaForCausalLM"
     assert families["qwen3-small"] == "Qwen3ForCausalLM"
     assert families["gpt2"] == "GPT2LMHeadModel"
-    assert "norm is 'layer', there 'rms'" in families["tiny"]
-    assert "norm_placement is 'post', there 'pre'" in families["cllm"]
+    assert "norm must be 'rms', got 'layer'" in families["tiny"]
+    assert "norm_placement must be 'pre', got 'post'" in families["cllm"]
     assert "SimpleLM" in families["simplelm"]
 
 
-def test_each_fixed_choice_stands_in_the_way_alone():
+def test_each_fixed_field_is_one_reason():
     other = {"norm": {"rms": "layer", "layer": "rms"}, "norm_placement": {"pre": "post"}, "logit_softcap": {0.0: 9.0}}
     other |= {
         "position": {"rope": "learned", "learned": "rope"},
@@ -40,13 +43,36 @@ def test_each_fixed_choice_stands_in_the_way_alone():
         "ffn_bias": {False: True},
     }
     for case in ("llama", "qwen3", "gpt2"):
-        family, choices = CASES[case]
-        for field, value in FAMILIES[family].fixed.items():
+        family, choices = FAMILIES[CASES[case][0]], CASES[case][1]
+        for field, value in family.fixed.items():
             changed = {**choices, field: other[field][value]} | ({"norm_bias": False} if field == "norm" else {})
-            assert len(misfits(family, ModelConfig(**changed))) == 1, field
+            assert len(family.misfits(ModelConfig(**changed))) == 1, field
 
 
-def test_what_is_of_training_alone():
+def test_settings_that_matter_in_training_only():
     config = ModelConfig(dropout=0.1, label_smoothing=0.2)
-    assert len(training_notes("LlamaForCausalLM", config)) == 2
-    assert len(training_notes("GPT2LMHeadModel", config)) == 1
+    assert len(FAMILIES["LlamaForCausalLM"].training_notes(config)) == 2
+    assert len(FAMILIES["GPT2LMHeadModel"].training_notes(config)) == 1
+
+
+def with_parameters(monkeypatch: pytest.MonkeyPatch, change) -> None:
+    """Models whose parameters are others, as a new kind of sublayer would make them."""
+    for module in (families, family):
+        monkeypatch.setattr(module, "transformer_specs", lambda config: change(transformer_specs(config)))
+
+
+def test_other_sublayers_are_refused_by_name(monkeypatch: pytest.MonkeyPatch):
+    config = config_of("llama")
+    with_parameters(monkeypatch, lambda specs: [*specs, ParamSpec("blocks.1.shift.w_gate", (24,), "zeros", False, None)])
+    with pytest.raises(ConfigError, match="no Hugging Face family expresses the sublayer 'shift'"):
+        family_of(config)
+    with pytest.raises(ConfigError, match=r"LlamaForCausalLM has no tensor for the parameter blocks\.1\.shift\.w_gate"):
+        FAMILIES["LlamaForCausalLM"].shapes(config)
+    with_parameters(monkeypatch, lambda specs: [spec for spec in specs if not spec.name.startswith("blocks.1.attn")])
+    with pytest.raises(ConfigError, match="LlamaForCausalLM, but there block 1 must have the sublayers attn, ffn, got ffn"):
+        family_of(config)
+
+
+def test_a_family_is_registered_once():
+    with pytest.raises(ConfigError, match="LlamaForCausalLM is registered twice"):
+        register(FAMILIES["LlamaForCausalLM"])

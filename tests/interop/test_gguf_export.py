@@ -12,8 +12,9 @@ from tapeless.config import ModelConfig
 from tapeless.data.bpe import train_bpe
 from tapeless.data.tokenizer import ByteTokenizer, Tokenizer
 from tapeless.errors import ConfigError, MissingError
+from tapeless.interop.family import interleave
 from tapeless.interop.generation import Generation
-from tapeless.interop.gguf_export import NEVER, export_gguf, interleaved, listed, with_mean_row
+from tapeless.interop.gguf_export import NEVER, export_gguf, listed, with_mean_row
 
 gguf = pytest.importorskip("gguf")
 
@@ -73,7 +74,7 @@ def test_llama(tmp_path: Path):
         "output_norm.weight": "final_norm.w",
     }.items():
         assert found[theirs].equal(model.params[ours]), theirs
-    assert found["blk.1.attn_k.weight"].equal(interleaved(model.params["blocks.1.attn.wk"], 2))
+    assert found["blk.1.attn_k.weight"].equal(interleave(model.params["blocks.1.attn.wk"], 2))
     assert not found["blk.1.attn_k.weight"].equal(model.params["blocks.1.attn.wk"])
     for theirs, ours in (("token_embd.weight", "embed.w"), ("output.weight", "head.w")):
         assert found[theirs].equal(with_mean_row(model.params[ours]))
@@ -83,8 +84,8 @@ def test_llama(tmp_path: Path):
 
 def test_rows_are_interleaved_within_each_head():
     rows = torch.arange(8.0)[:, None]  # two heads of four: halves (0 1 | 2 3) become pairs (0 2)(1 3)
-    assert interleaved(rows, 2)[:, 0].tolist() == [0, 2, 1, 3, 4, 6, 5, 7]
-    assert interleaved(rows[:, 0], 1).tolist() == [0, 4, 1, 5, 2, 6, 3, 7]
+    assert interleave(rows, 2)[:, 0].tolist() == [0, 2, 1, 3, 4, 6, 5, 7]
+    assert interleave(rows[:, 0], 1).tolist() == [0, 4, 1, 5, 2, 6, 3, 7]
 
 
 def test_qwen3_and_gpt2(tmp_path: Path):
@@ -163,9 +164,9 @@ def test_the_row_that_is_added_is_never_the_likeliest():
 @pytest.mark.parametrize(
     ("config", "tokenizer", "says"),
     [
-        (ModelConfig(**SIZES, ffn="geglu"), BPE, "architecture llama has ffn = 'swiglu', this model 'geglu'"),
-        (ModelConfig(**SIZES, qk_norm=True, attn_bias=True), BPE, "architecture qwen3 has no attention biases"),
-        (ModelConfig(**SIZES, norm="layer"), BPE, "nearest is LlamaForCausalLM, but norm is 'layer'"),
+        (ModelConfig(**SIZES, ffn="geglu"), BPE, "architecture llama: ffn must be 'swiglu', got 'geglu'"),
+        (ModelConfig(**SIZES, qk_norm=True, attn_bias=True), BPE, "architecture qwen3: attn_bias must be False, got True"),
+        (ModelConfig(**SIZES, norm="layer"), BPE, "the nearest is LlamaForCausalLM, but there norm must be 'rms', got 'layer'"),
         (ModelConfig(**SIZES), TOKENIZER, r"llama\.cpp knows byte-level BPE .* \(char, WordLevel, Split\) is another"),
     ],
 )

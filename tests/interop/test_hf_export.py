@@ -41,7 +41,7 @@ def test_transformers_computes_the_same_logits(case: str, tmp_path: Path):
 def test_the_way_back_gives_the_same_bits(case: str, tmp_path: Path):
     folder, model = exported(tmp_path, case)
     back = read_model(folder)
-    assert (back.family, back.config) == (CASES[case][0], model.config)
+    assert (back.family.name, back.config) == (CASES[case][0], model.config)
     assert back.params.keys() == model.params.keys()
     assert all(back.params[name].equal(w) for name, w in model.params.items())
     assert back.tokenizer.fingerprint == TOKENIZER.fingerprint
@@ -118,15 +118,18 @@ def test_their_tokenizer_gives_our_ids(tmp_path: Path):
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"norm": "layer", "norm_bias": True}, "nearest is LlamaForCausalLM, but norm is 'layer', there 'rms'"),
-        ({"qk_norm": True, "ffn_bias": True}, "nearest is LlamaForCausalLM, but qk_norm is True, there False"),
-        ({"ffn": "relu2"}, "nearest is LlamaForCausalLM, but ffn is 'relu2', there 'swiglu' or 'geglu'"),
-        ({"logit_softcap": 30.0}, "nearest is LlamaForCausalLM, but logit_softcap is 30.0, there 0.0"),
+        ({"norm": "layer", "norm_bias": True}, "the nearest is LlamaForCausalLM, but there norm must be 'rms', got 'layer'"),
+        ({"qk_norm": True, "ffn_bias": True}, "the nearest is LlamaForCausalLM, but there qk_norm must be False, got True"),
+        ({"ffn": "relu2"}, "the nearest is LlamaForCausalLM, but there ffn must be 'swiglu' or 'geglu', got 'relu2'"),
+        ({"logit_softcap": 30.0}, "the nearest is LlamaForCausalLM, but there logit_softcap must be 0.0, got 30.0"),
         (
             {"norm": "layer", "position": "learned", "ffn": "gelu", "num_kv_heads": 2},
-            "nearest is GPT2LMHeadModel, but num_kv_heads is 2, there num_heads 4",
+            "the nearest is GPT2LMHeadModel, but there num_kv_heads must be num_heads 4, got 2",
         ),
-        ({"hidden_dim": 22, "head_dim": 6}, "nearest is LlamaForCausalLM, but hidden_dim 22 is not divisible by num_heads 4"),
+        (
+            {"hidden_dim": 22, "head_dim": 6},
+            "the nearest is LlamaForCausalLM, but there hidden_dim 22 must be divisible by num_heads 4",
+        ),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, dict) else "",
 )

@@ -7,7 +7,8 @@ import pytest
 pytest.importorskip("transformers")
 
 from tapeless.config import ModelConfig
-from tapeless.verify.hf_levels import BOUNDS, FAMILIES, Family, check_family, level_3, missing
+from tapeless.interop.families import FAMILIES
+from tapeless.verify.hf_levels import BOUNDS, FamilyCase, check_family, family_cases, level_3, missing
 
 GPT2 = {"norm": "layer", "norm_bias": True, "position": "learned", "ffn": "gelu", "attn_bias": True, "ffn_bias": True}
 SIZES = {"vocab_size": 23, "num_layers": 2, "num_heads": 4, "max_seq_len": 9, "intermediate_dim": 13}
@@ -21,13 +22,13 @@ ODD: list[tuple[str, dict[str, Any]]] = [
     ("GPT2LMHeadModel", {"hidden_dim": 12, "intermediate_dim": 31, "num_heads": 3, "tie_embeddings": True, **GPT2}),
     ("GPT2LMHeadModel", {"hidden_dim": 24, "num_layers": 3, "norm_eps": 1e-3, "max_seq_len": 7, **GPT2}),
 ]
-CASES = [*FAMILIES, *(Family(name, ModelConfig(**{**SIZES, **choices})) for name, choices in ODD)]
+CASES = [*family_cases(), *(FamilyCase(FAMILIES[name], ModelConfig(**{**SIZES, **choices})) for name, choices in ODD)]
 
 
 @pytest.mark.parametrize("dtype", BOUNDS)
-@pytest.mark.parametrize("family", CASES, ids=lambda family: f"{family.name}-{family.config.hidden_dim}")
-def test_logits_loss_and_every_gradient(family: Family, dtype: str):
-    findings = list(check_family(family, dtype))
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.family.name}-{case.config.hidden_dim}")
+def test_logits_loss_and_every_gradient(case: FamilyCase, dtype: str):
+    findings = list(check_family(case, dtype))
     judged = {finding.tensor for finding in findings}
     assert {"logits", "loss", "embed.w", "final_norm.w", "blocks.0.attn.wq", "blocks.0.ffn.w_down"} <= judged
     assert [str(finding) for finding in findings if not finding.ok] == []

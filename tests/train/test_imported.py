@@ -33,7 +33,7 @@ def test_the_run_has_the_weights_the_tokenizer_and_the_wishes(source, tmp_path: 
     folder, model = source
     run, found, tokenizer = import_model(folder, tmp_path / "run", ["test"])
     assert tapeless.load(run.path).store.flat.equal(model.store.flat)
-    assert (found.family, tokenizer.kind) == ("LlamaForCausalLM", "bytes")
+    assert (found.family.name, tokenizer.kind) == ("LlamaForCausalLM", "bytes")
     loaded = load(run.path, on_warning=pytest.fail)
     assert loaded.config.imported
     assert loaded.config.model == SHAPE

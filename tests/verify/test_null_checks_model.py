@@ -84,16 +84,16 @@ def test_differences_and_slope_reject_the_whole(case: ModelCase, kind: str):
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 def test_hugging_face_rejects_every_tensor(kind: str, dtype: str):
     pytest.importorskip("transformers")
-    from tapeless.verify.hf_levels import FAMILIES, by_hugging_face, run_theirs, shifted_batch, their_model
+    from tapeless.verify.hf_levels import by_hugging_face, family_cases, hf_model, run_hf, shifted_batch
 
-    for family in FAMILIES:
-        ours, data = build(family.case, dtype), shifted_batch()
-        theirs = run_theirs(their_model(family, ours.params, dtype), data)
+    for case in family_cases():
+        ours, data = build(case.case, dtype), shifted_batch()
+        theirs = run_hf(hf_model(case.family, case.config, ours.params, dtype), data)
         del theirs["logits"], theirs["loss"]
         claimed = gradients(ours, data)
-        assert all(finding.ok for finding in by_hugging_face(family, dtype, claimed, theirs))
-        wrong = {name: g.to(ours.params[name].dtype) for name, g in WRONG[kind](family.case, claimed).items()}
-        assert passed(list(by_hugging_face(family, dtype, wrong, theirs)), family.case) == []
+        assert all(finding.ok for finding in by_hugging_face(case, dtype, claimed, theirs))
+        wrong = {name: g.to(ours.params[name].dtype) for name, g in WRONG[kind](case.case, claimed).items()}
+        assert passed(list(by_hugging_face(case, dtype, wrong, theirs)), case.case) == []
 
 
 def test_a_gradient_that_is_zero_by_identity_may_not_be_anything_else():

@@ -1,4 +1,4 @@
-"""The same shape in Hugging Face's transformers, where one of its classes has it; one more contender where it is installed."""
+"""The same model in Hugging Face's transformers, as one more contender if it is installed and has the architecture."""
 
 from typing import Any
 
@@ -10,41 +10,41 @@ from tapeless.bench.task import Task
 from tapeless.bench.weights import initial
 from tapeless.config import AnyModelConfig, ModelConfig
 from tapeless.errors import ConfigError, MissingError
-from tapeless.interop.families import completed, family_of
-from tapeless.verify.hf_levels import Family, missing, their_model
+from tapeless.interop.families import family_of
+from tapeless.interop.family import Family
+from tapeless.verify.hf_levels import hf_model, missing
 
 
-def same_family(config: AnyModelConfig) -> str:
-    """The class of theirs that has this architecture and no parameter more; an error that says so where there is none."""
+def hf_family(config: AnyModelConfig) -> Family:
+    """The family with exactly this architecture and these parameters; an error with the reason if there is none."""
     try:
-        name = family_of(config)
+        family = family_of(config)
     except ConfigError as error:
         raise MissingError(f"transformers has no class of this architecture: {error}") from None
     assert isinstance(config, ModelConfig)
-    if completed(name, config) != config:
-        raise MissingError(f"transformers has no class of this architecture: {name} is never without biases")
-    return name
+    if family.completed(config) != config:
+        raise MissingError(f"transformers has no class of this architecture: {family.name} always has biases")
+    return family
 
 
 def load_library(config: AnyModelConfig) -> None:
-    """Import what the model will need: its class, whose module is loaded only when it is asked for."""
+    """Import transformers and the module of the model's class, which transformers loads on first access."""
     reason = missing()
     if reason:
         raise MissingError(reason)
     import transformers
 
-    getattr(transformers, same_family(config))
+    getattr(transformers, hf_family(config).name)
 
 
 def build_hf(task: Task) -> Any:
     config, params = task.model, {name: make() for name, make in initial(task.model, task.train.seed).items()}
     assert isinstance(config, ModelConfig)
-    model = their_model(Family(same_family(config), config), params, "float32", attention="sdpa")
-    return model.to(task.train.device)
+    return hf_model(hf_family(config), config, params, "float32", attention="sdpa").to(task.train.device)
 
 
 class HFLoss(nn.Module):
-    """tokens, targets -> loss, by the loss of the peer: theirs would shift the targets itself and leave one out."""
+    """tokens, targets -> loss, with the loss of the torch baseline: theirs shifts the targets itself and drops one."""
 
     def __init__(self, model: Any, config: ModelConfig):
         super().__init__()
@@ -55,7 +55,7 @@ class HFLoss(nn.Module):
 
 
 class HFGeneration:
-    """Greedy generation with their KV cache; weights in the dtype of the computation, as one would load them."""
+    """Greedy generation with their KV cache; weights in the compute dtype, as a user would load them."""
 
     def __init__(self, task: Task):
         self.task = task

@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
         notes = export_gguf(out, config, params, tokenizer, generation, dtype=args.dtype)
     for note in notes:
         warn(note)
-    print(f"{out}: {family}, {args.dtype}, step {checkpoint.state['step']:,}")
+    print(f"{out}: {family.name}, {args.dtype}, step {checkpoint.state['step']:,}")
     return 0
 
 

@@ -31,7 +31,7 @@ def run(args: argparse.Namespace) -> int:
         warn(note)
     config, count = found.model.config, sum(w.numel() for w in found.model.params.values())
     print(
-        f"{out}: {found.model.family}, {count:,} parameters, {config.num_layers} layers of width {config.hidden_dim}, "
+        f"{out}: {found.model.family.name}, {count:,} parameters, {config.num_layers} layers of width {config.hidden_dim}, "
         f"vocabulary {config.vocab_size:,}, {config.max_seq_len:,} positions, tokenizer {found.tokenizer.kind}"
     )
     return 0

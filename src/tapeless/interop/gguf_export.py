@@ -8,7 +8,6 @@ Vectors stay float32, as do learned positions.
 Tested by: tests/interop/test_gguf_export.py, acceptance/gguf_files.py."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -21,10 +20,10 @@ from tapeless.data.packages import package
 from tapeless.data.tokenizer import Tokenizer
 from tapeless.data.words import cuts_as_gpt2
 from tapeless.errors import ConfigError
-from tapeless.interop.families import FAMILIES, completed, family_of, training_notes
+from tapeless.interop.families import family_of
+from tapeless.interop.family import GGUF_COMMON, Family
 from tapeless.interop.generation import Generation
 from tapeless.interop.hf_export import filled
-from tapeless.interop.names import GGUF, renamed
 
 TYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "q8_0": "Q8_0"}
 FILE_TYPES = {"float32": "ALL_F32", "float16": "MOSTLY_F16", "bfloat16": "MOSTLY_BF16", "q8_0": "MOSTLY_Q8_0"}
@@ -55,10 +54,12 @@ def export_gguf(
     if dtype not in TYPES:
         raise ConfigError(f"a GGUF export has no dtype {dtype!r}; {nearest(dtype, TYPES)}")
     family = family_of(config)
-    _check_supported(family, config)
+    misfits = family.gguf_misfits(config)
+    if misfits:
+        raise ConfigError(f"llama.cpp's architecture {family.gguf_architecture}: {'; '.join(misfits)}; export it to hf")
     if path.exists():
         raise ConfigError(f"{path} is there already; choose another --out")
-    full, notes = completed(family, config), training_notes(family, config)
+    full, notes = family.completed(config), family.training_notes(config)
     tokens = listed(tokenizer, generation, config.vocab_size)
     ours = filled(full, params)
     if len(tokens.texts) > config.vocab_size:
@@ -69,18 +70,8 @@ def export_gguf(
         )
     if tokenizer.vocab_size < config.vocab_size:
         notes.append(f"{config.vocab_size - tokenizer.vocab_size} ids of the vocabulary have no token and are marked unused")
-    tensors = renamed(GGUF, family, replace(full, vocab_size=len(tokens.texts)), _reordered(family, full, ours))
-    notes += _write(path, family, full, tokens, generation, tensors, dtype)
+    notes += _write(path, family, full, tokens, generation, family.to_gguf(full, ours), dtype)
     return notes
-
-
-def _check_supported(family: str, config: ModelConfig) -> None:
-    """What Hugging Face's class can express and llama.cpp's architecture of the same name cannot."""
-    arch, needed = FAMILIES[family].model_type, "gelu" if family == "GPT2LMHeadModel" else "swiglu"
-    if config.ffn != needed:
-        raise ConfigError(f"llama.cpp's architecture {arch} has ffn = {needed!r}, this model {config.ffn!r}; export it to hf")
-    if arch == "qwen3" and config.attn_bias:
-        raise ConfigError("llama.cpp's architecture qwen3 has no attention biases, this model has; export it to hf")
 
 
 def listed(tokenizer: Tokenizer, generation: Generation, vocab_size: int) -> Tokens:
@@ -123,23 +114,9 @@ def with_mean_row(w: Tensor) -> Tensor:  # (V, C) -> (V + 1, C)
     return torch.cat([w, w.mean(0, keepdim=True)])
 
 
-def _reordered(family: str, config: ModelConfig, ours: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    if FAMILIES[family].model_type != "llama":
-        return dict(ours)
-    heads = {"q": config.num_heads, "k": config.num_kv_heads}
-    return {
-        name: interleaved(w, heads[name[-1]]) if name.endswith((".wq", ".wk", ".bq", ".bk")) else w for name, w in ours.items()
-    }
-
-
-def interleaved(w: Tensor, num_heads: int) -> Tensor:  # (H*D, ...) both
-    """Rows of each head from halves (0 … D/2-1, D/2 … D-1) to pairs (0, D/2, 1, D/2+1, …)."""
-    return w.reshape(num_heads, 2, -1, *w.shape[1:]).transpose(1, 2).reshape(w.shape).contiguous()
-
-
 def _write(
     path: Path,
-    family: str,
+    family: Family,
     config: ModelConfig,
     tokens: Tokens,
     generation: Generation,
@@ -150,8 +127,8 @@ def _write(
     growing = path.with_name(f".tmp-{path.name}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        writer = gguf.GGUFWriter(growing, FAMILIES[family].model_type)
-        _add_metadata(writer, gguf, config, path.stem, len(tokens.texts), dtype)
+        writer = gguf.GGUFWriter(growing, family.gguf_architecture)
+        _add_metadata(writer, gguf, family, config, path.stem, len(tokens.texts), dtype)
         _add_tokenizer(writer, gguf, tokens, generation)
         coarse = _add_tensors(writer, gguf, tensors, dtype)
         writer.write_header_to_file()
@@ -168,26 +145,16 @@ def _write(
     return [f"{len(coarse)} matrices have rows that are no multiple of {BLOCK}, such as {coarse[0]}, and are float16"]
 
 
-def _add_metadata(writer: Any, gguf: ModuleType, c: ModelConfig, name: str, vocab_size: int, dtype: str) -> None:
+def _add_metadata(
+    writer: Any, gguf: ModuleType, family: Family, config: ModelConfig, name: str, vocab_size: int, dtype: str
+) -> None:
     writer.add_name(name)
     writer.add_file_type(gguf.LlamaFileType[FILE_TYPES[dtype]])
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
-    writer.add_context_length(c.max_seq_len)
-    writer.add_embedding_length(c.hidden_dim)
-    writer.add_block_count(c.num_layers)
-    writer.add_feed_forward_length(c.intermediate_dim)
     writer.add_vocab_size(vocab_size)
-    writer.add_head_count(c.num_heads)
-    writer.add_head_count_kv(c.num_kv_heads)
-    writer.add_key_length(c.head_dim)
-    writer.add_value_length(c.head_dim)
-    if c.norm == "rms":
-        writer.add_layer_norm_rms_eps(c.norm_eps)
-    else:
-        writer.add_layer_norm_eps(c.norm_eps)
-    if c.position == "rope":
-        writer.add_rope_dimension_count(c.head_dim)
-        writer.add_rope_freq_base(c.rope_theta)
+    for key, field in {**GGUF_COMMON, **family.gguf_keys}.items():
+        value = getattr(config, field)
+        (writer.add_uint32 if isinstance(value, int) else writer.add_float32)(f"{family.gguf_architecture}.{key}", value)
 
 
 def _add_tokenizer(writer: Any, gguf: ModuleType, tokens: Tokens, generation: Generation) -> None:

@@ -18,11 +18,11 @@ from tapeless.config import ModelConfig, nearest
 from tapeless.data.files import write_json
 from tapeless.data.tokenizer import Tokenizer
 from tapeless.errors import ConfigError, InputError
-from tapeless.interop.families import FAMILIES, completed, family_of, their_settings, training_notes
+from tapeless.interop.families import family_of
+from tapeless.interop.family import Family
 from tapeless.interop.generation import FILE as GENERATION
 from tapeless.interop.generation import Generation
 from tapeless.interop.hf_import import CONFIG, INDEX, TOKENIZER, WEIGHTS
-from tapeless.interop.names import to_hugging_face
 from tapeless.model.transformer import transformer_specs
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -42,13 +42,13 @@ def export_hugging_face(
     if dtype not in DTYPES:
         raise ConfigError(f"a Hugging Face export has no dtype {dtype!r}; {nearest(dtype, DTYPES)}")
     family = family_of(config)
-    full, notes = completed(family, config), training_notes(family, config)
+    full, notes = family.completed(config), family.training_notes(config)
     if full != config:
-        notes.append(f"{family} is never without biases: those that the model does not have are written as zeros")
+        notes.append(f"{family.name} always has biases: those that the model does not have are written as zeros")
     unused = list(range(tokenizer.vocab_size, config.vocab_size))
     if unused:
         notes.append(f"the vocabulary has {len(unused)} ids without a token; {GENERATION} keeps them from being drawn")
-    tensors = to_hugging_face(family, full, filled(full, params))
+    tensors = family.to_hf(full, filled(full, params))
     notes += written(folder, tensors, dtype, shard_bytes, _descriptions(family, full, tokenizer, generation, dtype, unused))
     return notes
 
@@ -109,15 +109,13 @@ def _write_shards(folder: Path, tensors: Mapping[str, Tensor], shard_bytes: int)
 
 
 def _descriptions(
-    family: str, config: ModelConfig, tokenizer: Tokenizer, generation: Generation, dtype: str, unused: list[int]
+    family: Family, config: ModelConfig, tokenizer: Tokenizer, generation: Generation, dtype: str, unused: list[int]
 ) -> dict[str, Any]:
     ids = {"bos_token_id": generation.begin, "pad_token_id": generation.pad, "eos_token_id": list(generation.stop) or None}
     if len(generation.stop) == 1:
         ids["eos_token_id"] = generation.stop[0]
-    settings = {"architectures": [family], "model_type": FAMILIES[family].model_type, **their_settings(family, config), **ids}
+    settings = {"architectures": [family.name], "model_type": family.model_type, **family.settings(config), **ids}
     settings |= {"dtype": dtype, "torch_dtype": dtype}
-    if config.position == "rope":
-        settings["rope_theta"] = config.rope_theta
     special = {"bos_token": generation.begin, "pad_token": generation.pad, "eos_token": next(iter(generation.stop), None)}
     # By text only where the tokenizer has it as a token of its own: transformers would give any other text a new id.
     added = {token["id"]: token["content"] for token in tokenizer.spec.get("added_tokens") or []}

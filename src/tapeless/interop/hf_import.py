@@ -5,6 +5,7 @@ and only then are values read, tensor by tensor, never more than the files' own 
 older .bin files are pickles, programs that run when they are read.
 Tested by: tests/interop/test_hf_import.py, tests/interop/test_hostile.py."""
 
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -15,10 +16,10 @@ from torch import Tensor
 from tapeless.config import ModelConfig
 from tapeless.data.tokenizer import Tokenizer, tokenizer_of
 from tapeless.errors import PICKLE, InputError, TapelessError, UntrustedFileError
-from tapeless.interop.families import Described, read_settings
+from tapeless.interop.families import family_named
+from tapeless.interop.family import Family
 from tapeless.interop.generation import FILE as GENERATION
 from tapeless.interop.generation import Generation, read_generation
-from tapeless.interop.names import CONSTANTS, HEAD, check_shapes, from_hugging_face, full_names, their_shapes
 from tapeless.interop.tensor_file import TensorFile
 from tapeless.interop.untrusted import MEBIBYTE, check_name, exists, read_json
 
@@ -28,8 +29,8 @@ MOST_SHARDS = 256  # all are held open at once
 PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
 
 
-class ForeignModel(NamedTuple):
-    family: str
+class ExternalModel(NamedTuple):
+    family: Family
     config: ModelConfig
     params: dict[str, Tensor]  # float32, under our names
     tokenizer: Tokenizer | None  # None: the directory has none
@@ -41,7 +42,7 @@ def is_hugging_face(folder: Path) -> bool:
     return exists(folder, CONFIG)
 
 
-def read_model(folder: Path) -> ForeignModel:
+def read_model(folder: Path) -> ExternalModel:
     if not folder.is_dir():
         raise UntrustedFileError(
             f"{folder} is not a directory; expected one with {CONFIG} and {WEIGHTS}; archives are not unpacked"
@@ -49,19 +50,19 @@ def read_model(folder: Path) -> ForeignModel:
     if not exists(folder, CONFIG):
         raise UntrustedFileError(f"{folder}: no {CONFIG} in it; is it a Hugging Face directory?")
     settings = read_json(folder, CONFIG, LIMITS[CONFIG])
-    described = read_settings(settings, str(folder / CONFIG))
-    notes = list(described.notes)
+    family = family_named(settings, str(folder / CONFIG))
+    config, notes = family.read_settings(settings, str(folder / CONFIG))
     with ExitStack() as opened:
-        where = _located(folder, opened)  # before the tokenizer: whether the model can be read at all comes first
-        names = _fitting(described, where, notes)
-        tokenizer = read_tokenizer(folder, described.config.vocab_size)
-        generation = _generation(folder, settings, described.config.vocab_size, notes)
-        params = from_hugging_face(described.family, described.config, _Values(where, names))
-        _check_head(described, where, names, params)
-    if tokenizer is not None and tokenizer.vocab_size < described.config.vocab_size:
-        more = described.config.vocab_size - tokenizer.vocab_size
-        notes.append(f"the vocabulary of {described.config.vocab_size} has {more} ids without a token; they are never drawn")
-    return ForeignModel(described.family, described.config, params, tokenizer, generation, notes)
+        files = _located(folder, opened)  # before the tokenizer: whether the weights can be read at all comes first
+        names = _fitting(family, config, files, notes)
+        tokenizer = read_tokenizer(folder, config.vocab_size)
+        generation = _generation(folder, settings, config.vocab_size, notes)
+        params = family.from_hf(config, _Values(files, names))
+        _check_tied_head(family, config, files, names, params)
+    if tokenizer is not None and tokenizer.vocab_size < config.vocab_size:
+        unused = config.vocab_size - tokenizer.vocab_size
+        notes.append(f"the vocabulary of {config.vocab_size} has {unused} ids without a token; they are never sampled")
+    return ExternalModel(family, config, params, tokenizer, generation, notes)
 
 
 class _Values(Mapping[str, Tensor]):
@@ -120,32 +121,36 @@ def _without_weights(folder: Path) -> TapelessError:
     return UntrustedFileError(f"{folder}: no weights: expected {WEIGHTS}, or {INDEX} and the files it names")
 
 
-def _fitting(described: Described, where: Mapping[str, TensorFile], notes: list[str]) -> dict[str, str]:
-    """Name in the table -> name in the files, of tensors that are exactly those of the configuration."""
-    family, config, _ = described
-    full = full_names(family, where)
-    constants = [name for name in full if CONSTANTS.fullmatch(name)]
+def _fitting(family: Family, config: ModelConfig, files: Mapping[str, TensorFile], notes: list[str]) -> dict[str, str]:
+    """Name in the family's table -> name in the files, whose tensors are exactly those of the configuration."""
+    names = family.full_names(files)
+    constants = [name for name in names if re.fullmatch(family.ignored, name)]
     if constants:
-        notes.append(f"{len(constants)} tensors are constants of the code, such as {constants[0]}, and are left out")
-    names = {name: stored for name, stored in full.items() if name not in set(constants)}
+        notes.append(f"{len(constants)} tensors are constants of the code, such as {constants[0]}, and are ignored")
+    names = {name: stored for name, stored in names.items() if name not in set(constants)}
     if config.num_layers > len(names):
-        raise InputError(f"config.json tells of {config.num_layers} layers, but there are {len(names)} tensors in all")
-    if not config.tie_embeddings and HEAD not in names:
-        raise InputError(f"{HEAD} {their_shapes(family, config)[HEAD]} is missing, and tie_word_embeddings is not true")
+        raise InputError(f"config.json has {config.num_layers} layers, but there are only {len(names)} tensors")
+    if not config.tie_embeddings and family.head not in names:
+        head = f"{family.head} {family.shapes(config)[family.head]}"
+        raise InputError(f"{head} is missing, and tie_word_embeddings is not true")
     for stored in names.values():
-        where[stored].check_dtype(stored)
-    check_shapes(family, config, {name: where[stored].entries[stored].shape for name, stored in names.items()})
+        files[stored].check_dtype(stored)
+    family.check_shapes(config, {name: files[stored].entries[stored].shape for name, stored in names.items()})
     return names
 
 
-def _check_head(
-    described: Described, where: Mapping[str, TensorFile], names: Mapping[str, str], params: Mapping[str, Tensor]
+def _check_tied_head(
+    family: Family,
+    config: ModelConfig,
+    files: Mapping[str, TensorFile],
+    names: Mapping[str, str],
+    params: Mapping[str, Tensor],
 ) -> None:
-    """A tied model may bring its head along, as long as it is the embedding."""
-    if described.config.tie_embeddings and HEAD in names:
-        stored, embed = names[HEAD], params["embed.w"]
-        if where[stored].entries[stored].shape != tuple(embed.shape) or not where[stored].read(stored).equal(embed):
-            raise InputError(f"{HEAD} is not the embedding, although tie_word_embeddings is true; one of the two is wrong")
+    """The files of a tied model may contain its head, if it equals the embedding."""
+    if config.tie_embeddings and family.head in names:
+        stored, embed = names[family.head], params["embed.w"]
+        if files[stored].entries[stored].shape != tuple(embed.shape) or not files[stored].read(stored).equal(embed):
+            raise InputError(f"{family.head} differs from the embedding, although tie_word_embeddings is true")
 
 
 def read_tokenizer(folder: Path, vocab_size: int) -> Tokenizer | None:

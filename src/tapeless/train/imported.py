@@ -17,7 +17,7 @@ from tapeless.data.files import write_json
 from tapeless.data.tokenizer import Tokenizer, make_tokenizer
 from tapeless.errors import ConfigError, InputError
 from tapeless.interop.generation import FILE, Generation, read_generation
-from tapeless.interop.hf_import import ForeignModel, read_model
+from tapeless.interop.hf_import import ExternalModel, read_model
 from tapeless.train.checkpoint import STATE_FIELDS, save_checkpoint
 from tapeless.train.run_config import RunConfig, read_run_config, write_run_config
 from tapeless.train.run_dir import RunDir, write_environment
@@ -27,7 +27,7 @@ LONGEST_WINDOW = 1024  # tokens that an evaluation sees at once, unless told oth
 
 class Imported(NamedTuple):
     run: RunDir
-    model: ForeignModel
+    model: ExternalModel
     tokenizer: Tokenizer
 
 
@@ -78,7 +78,7 @@ def asked_tokenizer(train: TrainConfig) -> str | None:
     return None if train.tokenizer == TrainConfig().tokenizer else train.tokenizer
 
 
-def tokenizer_for(model: ForeignModel, source: Path, asked: str | None) -> Tokenizer:
+def tokenizer_for(model: ExternalModel, source: Path, asked: str | None) -> Tokenizer:
     if model.tokenizer is not None and asked is not None:
         raise InputError(f"{source} has a tokenizer of its own; --tokenizer is for a directory without one")
     if model.tokenizer is not None:

@@ -21,9 +21,9 @@ def load(path: str | Path, *, weights: str = "raw") -> AnyModel:
     """Where the newest checkpoint of a run is damaged, the one before it is taken, with a warning."""
     run, which = Path(path), "latest"
     if is_hugging_face(run):
-        foreign = read_model(run)
-        model = Transformer(foreign.config, initialized=False)
-        restore(model.params, foreign.params, run)
+        external = read_model(run)
+        model = Transformer(external.config, initialized=False)
+        restore(model.params, external.params, run)
         return model
     if (run / MANIFEST).is_file():
         checkpoint = run.resolve()

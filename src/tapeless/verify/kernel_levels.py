@@ -31,7 +31,7 @@ from tapeless.verify.fixtures import (
     gradients,
     move_off_init,
 )
-from tapeless.verify.hf_levels import FAMILIES, check_family, missing
+from tapeless.verify.hf_levels import check_family, family_cases, missing
 from tapeless.verify.kernel_ops import kernel_level_0, kernel_level_1
 from tapeless.verify.kernel_update import update_findings
 from tapeless.verify.metamorphic import check_metamorphic, sums_are_wide
@@ -91,8 +91,8 @@ def kernel_level_2(models: Sequence[ModelCase], dtypes: Sequence[str]) -> Iterat
 
 def kernel_level_3(on: Setting) -> Iterator[Finding]:
     if missing() is None:
-        for family in FAMILIES:
-            yield from check_family(family._replace(on=on), "float32")
+        for case in family_cases():
+            yield from check_family(case._replace(on=on), "float32")
 
 
 def kernel_level_4(on: Setting, dtypes: Sequence[str]) -> Iterator[Finding]:

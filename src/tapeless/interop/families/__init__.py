@@ -1,0 +1,51 @@
+"""The registry of Hugging Face families: one file each in this package, found by their presence; others call `register`.
+Tested by: tests/interop/test_families.py."""
+
+from collections.abc import Mapping
+from importlib import import_module
+from pkgutil import iter_modules
+from typing import Any
+
+from tapeless.config import AnyModelConfig, ModelConfig
+from tapeless.errors import ConfigError, InputError
+from tapeless.interop.family import Family, block_sublayers
+from tapeless.model.transformer import transformer_specs
+
+FAMILIES: dict[str, Family] = {}  # by the name of their class in transformers
+
+
+def register(family: Family) -> None:
+    if family.name in FAMILIES:
+        raise ConfigError(f"the Hugging Face family {family.name} is registered twice")
+    FAMILIES[family.name] = family
+
+
+def family_of(config: AnyModelConfig) -> Family:
+    """The family that expresses this architecture; an error with the nearest one and the reasons if there is none."""
+    if not isinstance(config, ModelConfig):
+        raise ConfigError("a SimpleLM has no attention, and every Hugging Face family has; export a transformer")
+    covered = {sublayer for family in FAMILIES.values() for sublayer in family.sublayers}
+    for found in block_sublayers(spec.name for spec in transformer_specs(config)).values():
+        for sublayer in found:
+            if sublayer not in covered:
+                raise ConfigError(f"no Hugging Face family expresses the sublayer {sublayer!r}")
+    misfits = {name: [*family.misfits(config), *family.block_misfits(config)] for name, family in FAMILIES.items()}
+    name = min(misfits, key=lambda name: len(misfits[name]))
+    if misfits[name]:
+        reasons = "; ".join(misfits[name])
+        raise ConfigError(f"no Hugging Face family has this architecture; the nearest is {name}, but there {reasons}")
+    return FAMILIES[name]
+
+
+def family_named(settings: Mapping[str, Any], where: str) -> Family:
+    """The family of a config.json."""
+    names = settings.get("architectures")
+    if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str):
+        raise InputError(f"{where}: architectures must name one class, got {names!r:.80}; supported: {', '.join(FAMILIES)}")
+    if names[0] not in FAMILIES:
+        raise InputError(f"{where}: unknown architecture {names[0]!r:.80}; supported: {', '.join(FAMILIES)}")
+    return FAMILIES[names[0]]
+
+
+for _module in iter_modules(__path__):
+    register(import_module(f"{__name__}.{_module.name}").FAMILY)

@@ -6,15 +6,15 @@ import pytest
 import torch
 from bench_fixtures import SMALL, task
 
-from tapeless.bench.floor import Floor, flops, optimizer_bytes, products
-from tapeless.bench.task import num_params
+from tapeless.bench.floor import Floor, flops, matmuls, optimizer_bytes
 from tapeless.config import ModelConfig, load_preset, preset_names
+from tapeless.model.build import num_params
 from tapeless.model.simple_lm import SimpleLM
 from tapeless.model.transformer import transformer_specs
 
 
 @pytest.mark.parametrize("name", preset_names())
-def test_every_matrix_that_a_product_reads_is_counted(name: str):
+def test_every_matrix_that_a_matmul_reads_is_counted(name: str):
     config = load_preset(name)
     if isinstance(config, ModelConfig):
         shapes = {spec.name: spec.shape for spec in transformer_specs(config)}
@@ -39,8 +39,8 @@ def test_a_step_multiplies_every_layer(dtype: str):
     for buffer in floor.buffers:
         buffer.dw.fill_(torch.nan)
     floor.step()
-    for product, (x, dy, w, dw, dx, y) in zip(products(SMALL), floor.buffers, strict=True):
-        assert tuple(w.shape) == (product.layers, product.outputs, product.inputs)
+    for matmul, (x, dy, w, dw, dx, y) in zip(matmuls(SMALL), floor.buffers, strict=True):
+        assert tuple(w.shape) == (matmul.layers, matmul.outputs, matmul.inputs)
         torch.testing.assert_close(dw[-1], dy.t() @ x)
         torch.testing.assert_close(dx, dy @ w[-1])
         torch.testing.assert_close(y, x @ w[-1].t())

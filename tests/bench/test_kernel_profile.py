@@ -5,7 +5,8 @@ import torch
 
 from tapeless.bench.kernel_profile import kernel_bytes, kind
 from tapeless.bench.report import kernel_rows
-from tapeless.config import ModelConfig
+from tapeless.config import ModelConfig, TrainConfig
+from tapeless.model.build import num_params
 
 CONFIG = ModelConfig(
     vocab_size=64, hidden_dim=16, num_layers=1, num_heads=2, head_dim=8, intermediate_dim=32, tie_embeddings=True
@@ -27,13 +28,19 @@ def test_kinds(name: str, wanted: str):
     assert kind(name) == wanted
 
 
+def moved(rows: int, dtype: str) -> dict[str, int]:
+    return kernel_bytes(CONFIG, TrainConfig(batch_size=rows, seq_len=10, dtype=dtype))
+
+
 def test_bytes_grow_with_tokens_and_fp8_has_kernels_of_its_own():
-    once, twice = (kernel_bytes(CONFIG, tokens, fp8=False) for tokens in (10, 20))
-    fixed = {name for name in once if once[name] == twice[name]}
-    assert fixed == {"_adam_kernel", "_sums_of_squares_kernel"}
-    assert all(twice[name] == 2 * once[name] for name in once.keys() - fixed)
-    assert once["_gate_forward_kernel"] == 2 * 10 * (64 + 32)
-    assert {"_rows_kernel", "_columns_kernel", "_gradient_kernel"} <= kernel_bytes(CONFIG, 10, fp8=True).keys()
+    once, twice = moved(50, "bfloat16"), moved(100, "bfloat16")
+    fixed = {"_adam_kernel", "_sums_of_squares_kernel"}
+    assert all(once[name] == twice[name] for name in fixed)
+    for name in ("_norm_forward_kernel", "_gate_forward_kernel", "_gate_backward_kernel", "_loss_kernel", "_gather_kernel"):
+        assert twice[name] / once[name] == pytest.approx(2, rel=0.05), name
+    assert once["_gate_forward_kernel"] == 2 * 500 * (64 + 32)
+    assert once["_adam_kernel"] == pytest.approx(num_params(CONFIG) * (7 * 4 + 2), rel=0.05)
+    assert {"_rows_kernel", "_columns_kernel", "_gradient_kernel"} <= moved(50, "fp8").keys()
 
 
 def test_rows_of_the_table():

@@ -2,9 +2,10 @@
 
 import pytest
 
-from tapeless.bench.mfu import peak_of, step_flops, utilization
+from tapeless.bench.mfu import peak_of, utilization
 from tapeless.bench.task import Task
 from tapeless.config import ModelConfig, TrainConfig
+from tapeless.model.build import step_flops
 
 MODEL = ModelConfig(vocab_size=10, hidden_dim=8, num_layers=2, num_heads=2, intermediate_dim=6, max_seq_len=5)
 # for each layer 4 x 8 x 8 of attention and 3 x 6 x 8 of the feed-forward; the head of 10 x 8

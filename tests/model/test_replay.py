@@ -69,7 +69,7 @@ def test_every_pass_equals_one_that_is_run(name: str, dtype: str, shape: tuple[i
     assert models[1]._captured.count == 0
 
 
-def recorded(config: ModelConfig = LLAMA, shape: tuple[int, int] = LARGE, **options: Any) -> tuple[Transformer, Transformer]:
+def captured(config: ModelConfig = LLAMA, shape: tuple[int, int] = LARGE, **options: Any) -> tuple[Transformer, Transformer]:
     models = pair(config, **options)
     for seed in range(3):
         for model in models:
@@ -86,7 +86,7 @@ def same(models: tuple[Transformer, Transformer], data: tuple[Tensor, Tensor]) -
 
 def test_what_lies_between_does_not_matter():
     """Evaluations, passes of another shape, and of another number of threads; a batch that is a view with gaps."""
-    models, threads = recorded(), torch.get_num_threads()
+    models, threads = captured(), torch.get_num_threads()
     for seed in range(9):
         for model in models:
             model.loss(*batch(seed, (2, 96)))
@@ -104,7 +104,7 @@ def test_what_lies_between_does_not_matter():
 
 
 def test_a_loss_that_somebody_keeps_stays():
-    model, _ = recorded()
+    model, _ = captured()
     losses = [model.forward_backward(*batch(seed, LARGE), accumulate=False) for seed in range(3)]
     assert len({float(loss) for loss in losses}) == 3
 
@@ -122,7 +122,7 @@ def test_a_tensor_that_somebody_keeps_is_not_written_over():
 
 
 def test_memory_does_not_grow():
-    model, _ = recorded()
+    model, _ = captured()
     ws = model.ops.linear.forward.keywords["ws"]  # type: ignore[attr-defined]
     model.loss(*batch(0, LARGE))
     before = ws.allocated
@@ -141,7 +141,7 @@ def test_there_are_never_many():
 
 
 def test_another_number_of_targets_is_another_pass():
-    models = recorded()
+    models = captured()
     for ignored in (5, 6, 7, 6, 6, 6, 5, 7):
         same(models, batch(ignored, LARGE, ignored))
     for number in (100, 200, 100, 100, 200, 200):
@@ -151,7 +151,7 @@ def test_another_number_of_targets_is_another_pass():
 
 @pytest.mark.parametrize(("which", "bad"), [(0, 1000), (0, -1), (1, 1000), (1, -5)])
 def test_bad_ids_are_refused(which: int, bad: int):
-    models, data = recorded(), batch(0, LARGE)
+    models, data = captured(), batch(0, LARGE)
     data[which][2, 3] = bad
     with pytest.raises(InputError, match=r"\[2, 3\]"):
         models[0].forward_backward(*data, accumulate=False)
@@ -160,7 +160,7 @@ def test_bad_ids_are_refused(which: int, bad: int):
 
 @pytest.mark.parametrize("ignored", [False, True])
 def test_a_broken_parameter_is_named(ignored: bool):
-    model, _ = recorded()
+    model, _ = captured()
     data = batch(0, LARGE)
     if ignored:
         data[1].fill_(-100)
@@ -190,7 +190,7 @@ def test_what_depends_on_more_than_its_tokens_is_run():
 
 def test_a_model_of_large_buffers_shares_them(monkeypatch: pytest.MonkeyPatch):
     models = pair(LLAMA)
-    monkeypatch.setitem(models[0].ops.capture.__globals__, "LARGEST_RECORDING", 2**20)  # type: ignore[union-attr]
+    monkeypatch.setitem(models[0].ops.capture.__globals__, "LARGEST_CAPTURE", 2**20)  # type: ignore[union-attr]
     for seed in range(4):
         same(models, batch(seed, LARGE))
         for model in models:
@@ -202,7 +202,7 @@ def test_a_model_of_large_buffers_shares_them(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_a_repeated_pass_runs_no_python(monkeypatch: pytest.MonkeyPatch):
-    model, other = recorded()
+    model, other = captured()
     expected = other.forward_backward(*batch(9, LARGE), accumulate=False)
 
     def refuse(*args: Any) -> None:

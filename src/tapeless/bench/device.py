@@ -13,11 +13,6 @@ def is_cuda(device: str) -> bool:
     return torch.device(device).type == "cuda"
 
 
-def synchronize(device: str) -> None:
-    if is_cuda(device):
-        torch.cuda.synchronize(device)
-
-
 def used_bytes(device: str) -> int:
     """Held now: by tensors on a GPU, by the process on a CPU."""
     if is_cuda(device):

@@ -1,13 +1,15 @@
-"""The floor: what a training step cannot do without, and nothing else.
+"""The floor: the work that no training step can avoid, and nothing else.
 
-    products    y = x w',  dx = dy w,  dw = dy' x   of qkv, out, up, down (each layer) and head: 6 flops a weight and token
-    optimizer   AdamW reads p, g, m, v and writes p, m, v; in bfloat16 also the copy that products read
-The products run as in our step, into buffers that are there already; weights and their gradients are each layer's own, so that
-they come from memory. The optimizer's bytes are moved in place, half read and half written: a copy would first read what it
+    matmuls     y = x w',  dx = dy w,  dw = dy' x   with every linear weight of the model: 6 FLOPs per weight and token
+    optimizer   AdamW reads p, g, m, v and writes p, m, v; in bfloat16 also the copy that matmuls read
+The matmuls run as in the training step, into preallocated buffers; each layer has its own weights and gradients, so that they
+come from memory. The optimizer's bytes are moved in place, half read and half written: a copy would first read what it
 overwrites, and take longer than the optimizer.
 Tested by: tests/bench/test_floor.py."""
 
+import re
 import time
+from collections import Counter
 from collections.abc import Callable
 from importlib.util import find_spec
 from statistics import median
@@ -16,15 +18,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tapeless.bench.device import synchronize
-from tapeless.bench.task import Task, num_params
-from tapeless.config import AnyModelConfig, SimpleLMConfig
-from tapeless.ops.ffn_gate import GATED
+from tapeless.bench.task import Task
+from tapeless.config import AnyModelConfig
+from tapeless.model.build import num_params, param_specs
+from tapeless.train.fastest import synchronize
 
 LARGEST = 2**26  # elements moved at a time, 256 MiB: larger than any cache
 
 
-class Product(NamedTuple):
+class Matmul(NamedTuple):
     name: str
     inputs: int  # columns of w
     outputs: int  # rows of w
@@ -35,25 +37,21 @@ class Product(NamedTuple):
         return self.inputs * self.outputs * self.layers
 
 
-def products(c: AnyModelConfig) -> list[Product]:
-    """Every product of a step with a matrix of weights."""
-    if isinstance(c, SimpleLMConfig):
-        C, F, V = c.hidden_dim, c.intermediate_dim, c.vocab_size
-        return [Product("hidden", C, F, 1), Product("head", F, V, 1)]
-    C, D, L = c.hidden_dim, c.head_dim, c.num_layers
-    up = c.intermediate_dim * (2 if c.ffn in GATED else 1)
-    return [
-        Product("qkv", C, (c.num_heads + 2 * c.num_kv_heads) * D, L),
-        Product("out", c.num_heads * D, C, L),
-        Product("up", C, up, L),
-        Product("down", c.intermediate_dim, C, L),
-        Product("head", C, c.vocab_size, 1),
-    ]
+def matmuls(config: AnyModelConfig) -> list[Matmul]:
+    """Every matmul of a forward with a weight matrix; adjacent matrices are one, and layers of equal shape are counted."""
+    found: list[tuple[str, int, int]] = []
+    for spec in param_specs(config):
+        if spec.is_linear and spec.joined:
+            name, inputs, outputs = found[-1]
+            found[-1] = name, inputs, outputs + spec.shape[0]
+        elif spec.is_linear:
+            found.append((re.sub(r"^blocks\.\d+\.", "", spec.name), spec.shape[1], spec.shape[0]))
+    return [Matmul(*matmul, layers) for matmul, layers in Counter(found).items()]
 
 
-def flops(c: AnyModelConfig, tokens: int) -> int:
-    """Of a step's products: 2 forward, 4 backward for each weight and token."""
-    return 6 * tokens * sum(product.weights for product in products(c))
+def flops(config: AnyModelConfig, tokens: int) -> int:
+    """Of a step's matmuls: 2 forward, 4 backward for each weight and token."""
+    return 6 * tokens * sum(matmul.weights for matmul in matmuls(config))
 
 
 def optimizer_bytes(c: AnyModelConfig, dtype: str) -> int:
@@ -69,7 +67,7 @@ class Buffers(NamedTuple):
     y: Tensor  # (N, outputs)
 
 
-def _product(device: str) -> Callable[[Tensor, Tensor, Tensor], None]:  # (M, K), (K, N), (M, N) which is written
+def _matmul(device: str) -> Callable[[Tensor, Tensor, Tensor], None]:  # (M, K), (K, N), (M, N) which is written
     if torch.device(device).type == "cpu" and find_spec("numba"):
         from tapeless.kernels.cpu.matmul import matmul
 
@@ -79,16 +77,16 @@ def _product(device: str) -> Callable[[Tensor, Tensor, Tensor], None]:  # (M, K)
 
 class Floor:
     def __init__(self, task: Task):
-        self.task, self.product = task, _product(task.train.device)
+        self.task, self.matmul = task, _matmul(task.train.device)
         N, options = task.tokens, dict[str, Any](dtype=task.compute, device=task.train.device)
         self.buffers = []
-        for _, inputs, outputs, layers in products(task.model):
+        for _, inputs, outputs, layers in matmuls(task.model):
             x, dy = torch.randn(N, inputs, **options), torch.randn(N, outputs, **options)
             w = torch.randn(layers, outputs, inputs, **options)
             self.buffers.append(Buffers(x, dy, w, torch.empty_like(w), torch.empty_like(x), torch.empty_like(dy)))
         self.bytes = optimizer_bytes(task.model, task.train.dtype)
         self.moved = torch.ones(min(self.bytes // 8, LARGEST), dtype=torch.float32, device=task.train.device)
-        self.seconds: list[tuple[float, float]] = []  # of the products and of the optimizer's bytes, step by step
+        self.seconds: list[tuple[float, float]] = []  # of the matmuls and of the optimizer's bytes, step by step
 
     def prepare(self, step: int) -> None:
         """Every step is the same."""
@@ -105,8 +103,8 @@ class Floor:
     def multiply(self) -> None:
         for x, dy, w, dw, dx, y in self.buffers:
             for layer in range(len(w)):
-                self.product(x, w[layer].t(), y)
-                self.product(dy, w[layer], dx)
+                self.matmul(x, w[layer].t(), y)
+                self.matmul(dy, w[layer], dx)
                 torch.mm(dy.t(), x, out=dw[layer])
 
     def move(self) -> None:

@@ -5,8 +5,9 @@ Tested by: tests/bench/test_groups.py."""
 
 from collections.abc import Callable, Sequence
 
-from tapeless.bench.task import FLOOR, OUR_OWN, OURS, Task, num_params
+from tapeless.bench.task import FLOOR, OUR_OWN, OURS, Task
 from tapeless.config import ModelConfig
+from tapeless.model.build import num_params
 from tapeless.model.memory import saved_bytes
 
 PROCESS = 500 * 2**20  # a process with its libraries, a compiler's among them

@@ -1,7 +1,7 @@
-"""Where a step's time goes on a GPU: products, attention, each of our own kernels with the bytes that it has to move, and gaps.
+"""Where a step's time goes on a GPU: matmuls, attention, each of our own kernels with the bytes that it moves, and gaps.
 
-Bytes are those that no kernel of its kind can avoid, read and written once each; what is small beside them (statistics, tables
-of angles, biases) does not count. A bandwidth is set beside that of a plain copy in the same process.
+Bytes are those of the tensors that a launch reads and writes, once each. A bandwidth is compared with that of a plain copy in
+the same process.
 Tested by: tests/bench/test_kernel_profile.py."""
 
 import time
@@ -12,10 +12,9 @@ from typing import Any, NamedTuple
 import torch
 
 from tapeless.bench.contenders import Ours
-from tapeless.bench.floor import products
-from tapeless.bench.task import Task, num_params
-from tapeless.config import ModelConfig
-from tapeless.ops.ffn_gate import GATED
+from tapeless.bench.task import Task
+from tapeless.config import ModelConfig, TrainConfig
+from tapeless.estimate.dry_run import dry_step
 
 PRODUCTS = ("nvjet", "gemm", "cutlass", "splitK")  # what the libraries call theirs
 ATTENTION = ("sdpa", "cudnn", "flash", "attention")
@@ -28,35 +27,13 @@ class Spent(NamedTuple):
     seconds: float  # a step
 
 
-def kernel_bytes(c: ModelConfig, tokens: int, *, fp8: bool) -> dict[str, int]:
-    """Kernel -> bytes in a step, of a model with the norm before each sublayer, in bfloat16 but for parameters."""
-    N, L, C, F = tokens, c.num_layers, c.hidden_dim, c.intermediate_dim
-    heads, params = (c.num_heads + 2 * c.num_kv_heads) * c.head_dim, num_params(c)
-    up = 2 * F if c.ffn in GATED else F
-    found = {
-        "_norm_forward_kernel": 2 * N * C * (2 + 4 * 2 * L),  # x, delta, s, n; the first has no delta
-        "_norm_backward_kernel": 2 * N * C * (3 + 4 * 2 * L),  # ds, dn, x, dx; the last norm has no ds
-        "_heads_forward_kernel": 2 * N * heads * 2 * L,
-        "_heads_backward_kernel": 2 * N * heads * 2 * L,
-        "_gate_forward_kernel": 2 * N * (up + F) * L,
-        "_gate_backward_kernel": 2 * N * (2 * up + 2 * F) * L,  # gate_up, dh, and as many written
-        "_loss_kernel": 2 * N * c.vocab_size * 2,
-        "_gather_kernel": 2 * N * C * 2,
-        "_adam_kernel": params * (7 * 4 + 2),
-        "_sums_of_squares_kernel": params * 4,
-    }
-    if fp8:
-        in_blocks = sum(p.weights for p in products(c) if p.name != "head")
-        inputs = (2 * C + c.num_heads * c.head_dim) * N * L  # of qkv, out and up
-        found |= {
-            "_fp8_heads_backward_kernel": (2 + 2) * N * heads * L,
-            "_fp8_gate_forward_kernel": N * (2 * up + F) * L,
-            "_fp8_gate_backward_kernel": N * (2 * up + 2 * F + 2 * up + F) * L,  # gate_up, dh; dgate_up in both orders, h
-            "_rows_kernel": 3 * (inputs + 2 * in_blocks),
-            "_columns_kernel": 2 * (inputs + in_blocks),
-            "_gradient_kernel": 4 * 2 * C * N * L,
-        }
-    return found
+def kernel_bytes(config: ModelConfig, train: TrainConfig) -> dict[str, int]:
+    """Kernel -> bytes that it moves in a step: each tensor that a launch reads or writes, in a step on the meta device."""
+    from tapeless.kernels.triton.launch import count_kernel_bytes
+
+    with count_kernel_bytes() as counts:
+        dry_step(config, train, "triton-fp8" if train.dtype == "fp8" else "triton")
+    return dict(counts)
 
 
 def kind(kernel: str) -> str:
@@ -110,7 +87,7 @@ def kernel_profile(task: Task) -> dict[str, Any]:
         ours.step()
         clock.append(time.perf_counter() - start)
     spent = spent_by_kind(ours.step)
-    moved = kernel_bytes(task.model, task.tokens, fp8=task.train.dtype == "fp8")
+    moved = kernel_bytes(task.model, task.train)
     step_s = median(clock[3:])
     return {
         "dtype": task.train.dtype,

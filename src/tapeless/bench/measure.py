@@ -14,9 +14,10 @@ from tapeless.bench.machine import conditions, machine
 from tapeless.bench.process import Process, environment
 from tapeless.bench.side_by_side import TURN, Progress, side_by_side
 from tapeless.bench.summary import summary
-from tapeless.bench.task import FLOOR, OURS, PROMPT, Task, num_params
+from tapeless.bench.task import FLOOR, OURS, PROMPT, Task
 from tapeless.config import ModelConfig
 from tapeless.errors import ConfigError
+from tapeless.model.build import num_params
 from tapeless.train.resources import available_bytes
 
 LENGTHS = (128, 256, 512, 1024, 2048, 4096)  # T, at the model's own width

@@ -3,11 +3,10 @@
 Tested by: tests/bench/test_report.py."""
 
 from collections.abc import Sequence
-from typing import Any
 
 from tapeless.bench.summary import Row, named
+from tapeless.text import MIB, table
 
-MIB = 2**20
 BUSY = 0.1  # share of all cores that others had during a turn
 
 
@@ -181,15 +180,3 @@ def scaling_rows(result: Row) -> list[tuple[str, ...]]:
             name = f"{point['vary']} = {point['value']}"
             rows.append((name, f"{point['parameters']:,}", dtype, f"{ours:,.0f}", f"{floor:,.0f}", f"{ours / floor:.0%}"))
     return rows
-
-
-def table(rows: Sequence[Sequence[Any]]) -> str:
-    """Columns of text, the first to the left and numbers to the right; the first row is the heading."""
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    lines = []
-    for row in rows:
-        cells = [
-            cell.ljust(width) if i == 0 else cell.rjust(width) for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        lines.append("  ".join(cells).rstrip())
-    return "\n".join(lines)

@@ -7,10 +7,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tapeless.config import KINDS, AnyModelConfig, ModelConfig, SimpleLMConfig, TrainConfig, nearest, require
+from tapeless.config import DEFAULT_BLOCKS, KINDS, AnyModelConfig, ModelConfig, TrainConfig, nearest, require
 from tapeless.errors import ConfigError
-from tapeless.model.params import count_params
-from tapeless.model.transformer import transformer_specs
 
 OURS, REPEATABLE, FLOOR = "ours", "deterministic", "floor"
 OUR_OWN = (OURS, REPEATABLE)  # the trainer's step, in both of its forms
@@ -47,6 +45,10 @@ class Task:
         if getattr(self.model, "dropout", 0):
             raise ConfigError(
                 "contenders draw dropout masks in their own ways, so that losses could not be compared; --dropout 0"
+            )
+        if isinstance(self.model, ModelConfig) and self.contender in PEERS and self.model.blocks != DEFAULT_BLOCKS:
+            raise ConfigError(
+                f"{self.contender} has no sublayers other than {DEFAULT_BLOCKS}; measure --contenders {OURS} alone"
             )
         if isinstance(self.model, ModelConfig):
             longest = self.model.max_seq_len
@@ -98,10 +100,3 @@ def measured(train: TrainConfig, seq_len: int) -> TrainConfig:
     """The training that every contender does: AdamW, one micro-batch a step. A small constant rate keeps any model finite; it
     costs the same time as any other."""
     return replace(train, seq_len=seq_len, optimizer="adamw", grad_accum=1, lr=1e-4, min_lr=None)
-
-
-def num_params(config: AnyModelConfig) -> int:
-    if isinstance(config, SimpleLMConfig):
-        V, C, F = config.vocab_size, config.hidden_dim, config.intermediate_dim
-        return V * C + 2 * C + F * C + F + V * F
-    return count_params(transformer_specs(config))

@@ -16,18 +16,17 @@ from typing import Any, NamedTuple
 
 import torch
 
-from tapeless.bench.device import synchronize
-from tapeless.bench.mfu import step_flops
 from tapeless.config import AnyModelConfig, ModelConfig, Sampling, TrainConfig
 from tapeless.errors import NOT_MEASURABLE
 from tapeless.estimate.disk import count_saves, times_due
 from tapeless.estimate.fit import gib
 from tapeless.estimate.memory import Memory, memory_of
 from tapeless.generate.engine import generate
+from tapeless.model.build import step_flops
 from tapeless.model.params import DTYPES
 from tapeless.optim.clip import grad_norm
 from tapeless.train.checkpoint import STATE_FIELDS, save_checkpoint, verify
-from tapeless.train.fastest import product_seconds, side
+from tapeless.train.fastest import product_seconds, side, synchronize
 from tapeless.train.graph import graphed_step
 from tapeless.train.resources import nearest_folder
 from tapeless.train.runs import make_model

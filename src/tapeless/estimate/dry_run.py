@@ -120,6 +120,14 @@ def dry_run(config: AnyModelConfig, train: TrainConfig, ops: str) -> DryRun:
     )
 
 
+def dry_step(config: AnyModelConfig, train: TrainConfig, ops: str) -> None:
+    """One training step without numbers, for whoever observes it (`count_kernel_bytes`)."""
+    dry = dry_ops(ops)
+    model = _model(config, train, dry.ops if dry else None)
+    tokens = torch.empty(train.batch_size * train.grad_accum, train.seq_len or 1, dtype=torch.int64, device=META)
+    _step(model, optimizer_of(model, train), tokens, tokens, train)
+
+
 def _model(config: AnyModelConfig, train: TrainConfig, ops: Any) -> AnyModel:
     options: dict[str, Any] = {"device": META, "dtype": train.dtype, "initialized": False}
     if isinstance(config, ModelConfig):

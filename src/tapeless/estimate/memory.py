@@ -14,11 +14,11 @@ from typing import NamedTuple
 
 import torch
 
-from tapeless.bench.device import used_bytes
-from tapeless.bench.task import num_params
 from tapeless.config import AnyModelConfig, ModelConfig, TrainConfig
 from tapeless.estimate.dry_run import dry_run, saved_of
 from tapeless.kernels.choose import choose
+from tapeless.model.build import num_params
+from tapeless.train.memory import resident_bytes
 from tapeless.train.resources import available_bytes
 from tapeless.verify.first_batch import CHECKED
 
@@ -78,7 +78,7 @@ def memory_of(config: AnyModelConfig, train: TrainConfig) -> Memory:
         held = ("parameters", "gradients", "optimizer state", "moving average", "bfloat16 copy", "libraries")
         phases["gradient check"] = sum(parts[name] for name in held) + JUDGE * num_params(config) + OF_THE_CHECK
     parts = {name: size for name, size in parts.items() if size}
-    return Memory(train.device, ops, parts, phases, used_bytes("cpu") if on_host else 0, found.checkpoint)
+    return Memory(train.device, ops, parts, phases, (resident_bytes() or 0) if on_host else 0, found.checkpoint)
 
 
 def least_parts(config: AnyModelConfig, train: TrainConfig) -> dict[str, int]:

@@ -7,8 +7,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from tapeless.bench.mfu import step_flops
-from tapeless.bench.task import num_params
 from tapeless.config import AnyModelConfig, TrainConfig
 from tapeless.data.batches import training_batches
 from tapeless.data.prepare import prepare
@@ -16,6 +14,7 @@ from tapeless.estimate.calibrate import calibrate, duration_of
 from tapeless.estimate.disk import disk_of
 from tapeless.estimate.fit import resource_errors
 from tapeless.estimate.memory import memory_of
+from tapeless.model.build import num_params, step_flops
 from tapeless.train.plan import total_steps
 from tapeless.train.resources import available_bytes, free_disk
 from tapeless.train.run_dir import RunDir

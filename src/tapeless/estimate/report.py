@@ -2,10 +2,10 @@
 
 import textwrap
 
-from tapeless.bench.report import MIB, table
 from tapeless.config import AnyModelConfig, TrainConfig
 from tapeless.estimate.fit import gib
 from tapeless.estimate.record import Record
+from tapeless.text import MIB, table
 from tapeless.train.display import LABEL, WIDTH
 from tapeless.train.summary import Row, duration, model_words
 

@@ -23,6 +23,7 @@ from tapeless.errors import ConfigError, OrderError
 from tapeless.model.init import initialize
 from tapeless.model.params import FlatLayout, ParamSpec, ParamStore
 from tapeless.ops.embed import EMBED
+from tapeless.ops.linear import LINEAR
 from tapeless.ops.op import Op
 
 
@@ -43,6 +44,7 @@ class Layer(NamedTuple):
                 init=matrix if len(shape) > 1 else "zeros" if key.startswith("b") else "ones",
                 decay=len(shape) > 1,
                 shard_axis=None,
+                is_linear=self.op is LINEAR and len(shape) > 1,
             )
             for key, shape in self.shapes.items()
             if shape is not None

@@ -11,15 +11,30 @@ from torch import Tensor
 
 from tapeless.config import SimpleLMConfig
 from tapeless.errors import ConfigError, OrderError
-from tapeless.model.chain import Chain, layer
+from tapeless.model.chain import Chain, Layer, layer
 from tapeless.model.check import check_num_targets, check_targets, check_tokens, check_upstream
-from tapeless.model.params import count_params
+from tapeless.model.params import ParamSpec, count_params
 from tapeless.ops.cross_entropy import CROSS_ENTROPY
 from tapeless.ops.embed import EMBED
 from tapeless.ops.layer_norm import LAYER_NORM
 from tapeless.ops.linear import LINEAR
 from tapeless.ops.pointwise import GELU
 from tapeless.ops.reference import REFERENCE
+
+
+def layers(config: SimpleLMConfig) -> list[Layer]:
+    V, C, F = config.vocab_size, config.hidden_dim, config.intermediate_dim
+    return [
+        layer("embed", EMBED, w=(V, C)),
+        layer("norm", LAYER_NORM, w=(C,), b=(C,), eps=config.norm_eps),
+        layer("hidden", LINEAR, w=(F, C), b=(F,)),
+        layer("gelu", GELU),
+        layer("head", LINEAR, w=(V, F), b=None),
+    ]
+
+
+def simple_lm_specs(config: SimpleLMConfig) -> list[ParamSpec]:
+    return [spec for part in layers(config) for spec in part.specs()]
 
 
 class SimpleLM:
@@ -34,20 +49,9 @@ class SimpleLM:
     ):
         if dtype == "fp8":
             raise ConfigError("fp8 is for the blocks of a transformer, and SimpleLM has none; --dtype bfloat16")
-        V, C, F = config.vocab_size, config.hidden_dim, config.intermediate_dim
         self.config, self.seed, self.dtype, self.device = config, seed, dtype, torch.device(device)
         self.ops = REFERENCE  # whose ops the chain below names one by one
-        self.chain = Chain(
-            layer("embed", EMBED, w=(V, C)),
-            layer("norm", LAYER_NORM, w=(C,), b=(C,), eps=config.norm_eps),
-            layer("hidden", LINEAR, w=(F, C), b=(F,)),
-            layer("gelu", GELU),
-            layer("head", LINEAR, w=(V, F), b=None),
-            seed=seed,
-            device=device,
-            dtype=dtype,
-            initialized=initialized,
-        )
+        self.chain = Chain(*layers(config), seed=seed, device=device, dtype=dtype, initialized=initialized)
         self.store = self.chain.store
         self._saved: tuple[torch.Size, Any, int | None] | None = None  # shape of the logits, and of a loss what it saved
 

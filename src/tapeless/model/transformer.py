@@ -75,12 +75,6 @@ def transformer_specs(config: ModelConfig) -> list[ParamSpec]:
     return specs if config.tie_embeddings else [*specs, ParamSpec("head.w", (V, C), "linear", True, 0, is_linear=True)]
 
 
-def forward_flops(config: ModelConfig, seq_len: int) -> int:
-    """FLOPs of one token's forward in a sequence of this length: two per linear weight, and those of attention."""
-    linear = sum(torch.Size(spec.shape).numel() for spec in transformer_specs(config) if spec.is_linear)
-    return 2 * linear + sum(s.attention_flops(seq_len) for block in build_blocks(config) for s in block.sublayers)
-
-
 def with_versions(*inputs: Tensor | None) -> tuple[tuple[Tensor, int], ...]:
     """Tensors with torch's count of writes into them; those made under inference_mode have none."""
     return tuple((x, x._version) for x in inputs if x is not None and not x.is_inference())

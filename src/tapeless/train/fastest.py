@@ -22,6 +22,12 @@ def side(device: str) -> int:
     return ON_CPU if torch.device(device).type == "cpu" else ELSEWHERE
 
 
+def synchronize(device: str) -> None:
+    """Wait until the device has finished, so that a clock means something."""
+    if torch.device(device).type == "cuda":
+        torch.cuda.synchronize(device)
+
+
 def product_seconds(dtype: torch.dtype, device: str) -> float:
     """The best of several, since whatever else runs only ever adds."""
     x = torch.randn(side(device), side(device), device=device).to(dtype)

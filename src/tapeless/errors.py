@@ -71,6 +71,14 @@ class InvariantError(TapelessError, ArithmeticError):
     fix = "run `tapeless gradcheck` on the model; try `--ops reference`, and test the memory of the machine"
 
 
+class GradientError(TapelessError, ArithmeticError):
+    """The gradients of this model are wrong on its first batch. Nothing was trained."""
+
+    code = "GRADIENTS"
+    exit_status = 3
+    fix = "run `tapeless gradcheck` on the model; try `--ops reference`"
+
+
 class MissingError(TapelessError, ImportError):
     """An optional package or kernel set was asked for by name and is not there."""
 

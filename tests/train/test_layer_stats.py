@@ -90,8 +90,8 @@ def test_it_changes_no_bit(tmp_path: Path):
     for run in runs:
         play(run)
     assert final_bytes(runs[0]) == final_bytes(runs[1])
-    assert events(runs[0]) == [event for event in events(runs[1]) if event["event"] != "watch"]
-    assert len(events(runs[1], ["watch"])) == 12
+    assert events(runs[0]) == [event for event in events(runs[1]) if event["event"] != "layer_stats"]
+    assert len(events(runs[1], ["layer_stats"])) == 12
 
 
 def test_a_resumed_run_looks_where_the_unbroken_one_did(tmp_path: Path):
@@ -100,8 +100,8 @@ def test_a_resumed_run_looks_where_the_unbroken_one_did(tmp_path: Path):
     for stop in (4, 5, 9):
         play(broken, resume=stop > 4, stopped=lambda trainer, stop=stop: trainer.steps >= stop)
     play(broken, resume=True)
-    assert [event["step"] for event in events(unbroken, ["watch"])] == [1, 2, 4, 5, 10]
-    assert events(broken, ["step", "watch"]) == events(unbroken, ["step", "watch"])
+    assert [event["step"] for event in events(unbroken, ["layer_stats"])] == [1, 2, 4, 5, 10]
+    assert events(broken, ["step", "layer_stats"]) == events(unbroken, ["step", "layer_stats"])
 
 
 def test_a_default_run_is_watched():

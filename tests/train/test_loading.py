@@ -7,7 +7,7 @@ import pytest
 
 import tapeless
 from tapeless.errors import CheckpointError, ConfigError
-from tapeless.train.runs import begin, make_model
+from tapeless.train.runs import create_run, make_model
 
 TEXT = "every forward has its backward, and every backward has its judges\n" * 20
 
@@ -18,7 +18,7 @@ def run(tmp_path: Path) -> tuple[Path, dict[int, tapeless.Transformer]]:
     (tmp_path / "text.txt").write_text(TEXT)
     config = tapeless.TrainConfig(dataset_path=str(tmp_path / "text.txt"), seq_len=16, batch_size=2, max_steps=4)
     shape = tapeless.ModelConfig(vocab_size=256, hidden_dim=16, num_layers=1, num_heads=2, intermediate_dim=8, max_seq_len=16)
-    run, _, data = begin(shape, config, tmp_path / "run", [])
+    run, _, data = create_run(shape, config, tmp_path / "run", [])
     trainer = tapeless.Trainer(make_model(shape, config), config, data, run=run)
     models = {}
     for step in range(1, 5):
@@ -51,7 +51,7 @@ def test_a_checkpoint_gives_those_of_its_step(run, monkeypatch: pytest.MonkeyPat
 def test_a_damaged_checkpoint_of_a_run_is_passed_over_with_a_warning(run):
     path, models = run
     (path / "checkpoints" / "step-00000004" / "model.safetensors").write_bytes(b"")
-    with pytest.warns(UserWarning, match=r"step-00000004 is damaged|going on from"):
+    with pytest.warns(UserWarning, match=r"step-00000004 is damaged|instead, "):
         model = tapeless.load(path)
     assert model.store.flat.equal(models[2].store.flat)
 

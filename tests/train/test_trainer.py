@@ -38,16 +38,16 @@ def test_events_and_their_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert ending == "done"
     assert [(event["event"], event["step"]) for event in read_metrics(run.metrics)] == [
         ("step", 1),
-        ("watch", 1),  # the first step is always looked at
+        ("layer_stats", 1),  # the first step is always looked at
         ("step", 2),
-        ("watch", 2),  # before the checkpoint, so that a resume has no need to look again
+        ("layer_stats", 2),  # before the checkpoint, so that a resume has no need to look again
         ("checkpoint", 2),  # the best so far
         ("eval", 2),
         ("step", 3),
         ("checkpoint", 3),
         ("sample", 3),
         ("step", 4),
-        ("watch", 4),
+        ("layer_stats", 4),
         ("eval", 4),  # not the best, and not due to be saved
         ("step", 5),
         ("checkpoint", 5),  # the last step is always saved, evaluated and sampled

@@ -8,11 +8,11 @@ from tapeless.cli.main import main
 from tapeless.config import TrainConfig
 
 ALONE = [
-    (["--lora-alpha", "3"], "lora_alpha and lora_targets are of adapters"),
-    (["--lora-targets", "wo"], "lora_alpha and lora_targets are of adapters"),
+    (["--lora-alpha", "3"], "lora_alpha and lora_targets need adapters"),
+    (["--lora-targets", "wo"], "lora_alpha and lora_targets need adapters"),
     (["--nesterov"], "nesterov is for sgd and muon; adamw has"),
     (["--nesterov", "--optimizer", "adam"], "nesterov is for sgd and muon; adam has"),
-    (["--corpus", "markov"], "corpus markov is what to train on without a path"),
+    (["--corpus", "markov"], "corpus markov is used only without a dataset_path"),
     (["--patience", "2", "--eval-every", "0"], "patience counts evaluations"),
     (["--freeze", " , "], "names no parameter"),
     (["--eps", "inf"], "eps must be above 0"),

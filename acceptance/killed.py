@@ -12,7 +12,7 @@ from training import command, environment, fingerprint, lines
 
 from tapeless.train.run_dir import RunDir
 
-KINDS = ("step", "watch", "eval", "sample", "checkpoint")  # lines of the metrics that must not feel a kill
+KINDS = ("step", "layer_stats", "eval", "sample", "checkpoint")  # lines of the metrics that must not feel a kill
 
 
 def start(*arguments: object) -> subprocess.Popen[bytes]:

@@ -7,7 +7,7 @@ from training import scratch
 
 from tapeless.config import TrainConfig, load_preset
 from tapeless.train.run_dir import RunDir
-from tapeless.train.runs import Recorder, begin, make_model
+from tapeless.train.runs import Recorder, create_run, make_model
 from tapeless.train.trainer import Trainer
 
 FIRST, LAST, BOUND = 200, 2000, 0.01
@@ -22,7 +22,7 @@ def resident() -> int:
 def measure(folder: Path) -> dict[int, int]:  # step -> bytes
     """Everything that a run does: evaluations, samples, checkpoints, lines of metrics."""
     train = TrainConfig(batch_size=4, seq_len=64, max_steps=LAST, eval_every=100, save_every=100, sample_every=100)
-    run, config, data = begin(load_preset("tiny"), train, folder, [])
+    run, config, data = create_run(load_preset("tiny"), train, folder, [])
     sizes: dict[int, int] = {}
 
     def note(event: dict) -> None:

@@ -54,7 +54,7 @@ def long_run(folder: Path, like: RunDir) -> RunDir:
     run.path.mkdir()
     for name in ("config.toml", "env.json"):
         (run.path / name).write_bytes((like.path / name).read_bytes())
-    events = [event for kind in ("step", "watch", "eval", "sample") for event in of_kind(like, kind)]
+    events = [event for kind in ("step", "layer_stats", "eval", "sample") for event in of_kind(like, kind)]
     events.sort(key=lambda event: event["step"])
     last = events[-1]["step"]
     with MetricsLog(run.metrics) as log:

@@ -24,7 +24,8 @@ BELOW["verify"] = BELOW["train"] | {"train"}
 BELOW["bench"] = BELOW["verify"] | {"verify", "start"}
 BELOW["report"] = BELOW["tasks"] = BELOW["train"] | {"train"}
 BELOW["estimate"] = BELOW["bench"] | {"bench"}
-BELOW["cli"] = BELOW["estimate"] | {"estimate", "report", "tasks"}
+BELOW["runner"] = BELOW["report"] | {"report", "verify", "estimate"}
+BELOW["cli"] = BELOW["estimate"] | {"estimate", "report", "tasks", "runner"}
 BELOW["__main__"] = {"cli"}
 
 BARE = ("ops", "kernels", "model", "optim", "verify", "bench")  # torch and numpy are all they need to be imported

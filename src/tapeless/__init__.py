@@ -27,6 +27,9 @@ _HOMES = {
     "prepare": "tapeless.data.prepare",
     "Trainer": "tapeless.train.trainer",
     "load": "tapeless.train.loading",
+    "resume": "tapeless.runner",
+    "STOP": "tapeless.runner",
+    "TrainResult": "tapeless.runner",
     "optim": "tapeless.optim",
 }
 __all__ = ["__version__", *_HOMES]
@@ -50,6 +53,9 @@ if TYPE_CHECKING:
     from tapeless.ops.op import Op as Op
     from tapeless.ops.op import OpSet as OpSet
     from tapeless.ops.reference import REFERENCE as REFERENCE
+    from tapeless.runner import STOP as STOP
+    from tapeless.runner import TrainResult as TrainResult
+    from tapeless.runner import resume as resume
     from tapeless.train.loading import load as load
     from tapeless.train.trainer import Trainer as Trainer
 

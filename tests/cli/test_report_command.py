@@ -74,7 +74,14 @@ def test_a_resume_goes_on_in_the_same_files(text_file: Path, tmp_path: Path, mon
     assert runs_in(run / "report.html")[0]["steps"]["step"] == [*range(1, 13)]
     rows = (run / "metrics.csv").read_text().splitlines()[1:]
     assert [row.split(",")[0] for row in rows] == [str(step) for step in range(1, 13)]
-    assert [event["step"] for event in read_metrics(run / "metrics.jsonl") if event["event"] == "watch"] == [1, 2, 3, 6, 9, 12]
+    assert [event["step"] for event in read_metrics(run / "metrics.jsonl") if event["event"] == "layer_stats"] == [
+        1,
+        2,
+        3,
+        6,
+        9,
+        12,
+    ]
     assert "resumed" in (run / "report.html").read_text()
 
 

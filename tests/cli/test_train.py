@@ -91,7 +91,7 @@ def test_json_is_every_event_and_nothing_else(text_file: Path, tmp_path: Path, c
     assert err == ""
     events = [json.loads(line) for line in out.splitlines()]
     assert events == list(read_metrics(run / "metrics.jsonl"))
-    steps = ["step", "watch", "step", "watch", "step"]
+    steps = ["step", "layer_stats", "step", "layer_stats", "step"]
     assert [event["event"] for event in events] == ["start", *steps, "checkpoint", "eval", "sample", "end"]
 
 
@@ -213,7 +213,7 @@ def test_a_whole_process_in_a_pipe(text_file: Path, tmp_path: Path):
     words = ["--dataset-path", str(text_file), "--out-dir", str(tmp_path / "run"), "--max-steps", "2", "--no-verify", "--json"]
     done = subprocess.run([sys.executable, "-m", "tapeless", "train", "new", *SMALL, *words], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert [json.loads(line)["event"] for line in done.stdout.splitlines()][:3] == ["start", "step", "watch"]
+    assert [json.loads(line)["event"] for line in done.stdout.splitlines()][:3] == ["start", "step", "layer_stats"]
 
 
 def test_time_runs_out_and_more_is_given(tmp_path: Path, text_file: Path, capsys: pytest.CaptureFixture):

@@ -8,13 +8,13 @@ from tapeless.cli.main import main
 from tapeless.config import TrainConfig
 
 ALONE = [
-    (["--lora-alpha", "3"], "lora_alpha and lora_targets are of adapters"),
-    (["--lora-targets", "wo"], "lora_alpha and lora_targets are of adapters"),
+    (["--lora-alpha", "3"], "lora_alpha and lora_targets need adapters"),
+    (["--lora-targets", "wo"], "lora_alpha and lora_targets need adapters"),
     (["--nesterov"], "nesterov is an option of sgd, muon; adamw does not"),
     (["--nesterov", "--optimizer", "adam"], "nesterov is an option of sgd, muon; adam does not"),
     (["--momentum", "0.5"], "momentum is an option of sgd, muon; adamw does not use it"),
     (["--beta2", "0.99", "--optimizer", "sgd"], "beta2 is an option of adamw, adam, muon; sgd does not use it"),
-    (["--corpus", "markov"], "corpus markov is what to train on without a path"),
+    (["--corpus", "markov"], "corpus markov is used only without a dataset_path"),
     (["--patience", "2", "--eval-every", "0"], "patience counts evaluations"),
     (["--freeze", " , "], "names no parameter"),
     (["--eps", "inf"], "eps must be above 0"),

@@ -64,7 +64,7 @@ def test_no_fallback_refuses_everywhere(whole: RunDir, capsys: pytest.CaptureFix
         assert error.startswith("error[DAMAGED]: ")
         assert "optim.safetensors: expected" in error
     assert main(["eval", str(run.path)]) == 0
-    assert "going on from" in capsys.readouterr().err
+    assert "instead, " in capsys.readouterr().err
 
 
 def test_checkpoints_that_are_gone_are_not_begun_again_in_silence(whole: RunDir):
@@ -76,7 +76,7 @@ def test_checkpoints_that_are_gone_are_not_begun_again_in_silence(whole: RunDir)
         lines = run.metrics.read_bytes()
         said = resume(run)
         assert said.status == 2
-        assert "the run's checkpoints are gone; put them back, or begin a new run" in said.words
+        assert "the run's checkpoints are missing; restore them, or start a new run" in said.words
         assert run.metrics.read_bytes() == lines
 
 

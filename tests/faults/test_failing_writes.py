@@ -130,7 +130,7 @@ def test_a_full_disk_never_takes_the_run_with_it(tmp_path: Path, expected: RunDi
         said = new(run)
     assert said.status == 1
     assert "error[WRITE]" in said.words
-    assert "earlier checkpoints are as they were" in said.words
+    assert "earlier checkpoints are unchanged" in said.words
     assert list(checkpoints(run.checkpoints))[-1] == 4
 
 

@@ -40,7 +40,15 @@ def watch_event(step: int, **changes: Any) -> dict[str, Any]:
     norms = {group: 0.1 * (i + 1) for i, group in enumerate(GROUPS)}
     ratios = {group: 1e-3 / (i + 1) for i, group in enumerate(GROUPS)}
     memory = {"memory_bytes": 400_000_000 + step, "device_memory_bytes": None}
-    return {"event": "watch", "step": step, "grad_norm": norms, "update_ratio": ratios, **memory, "time": 1.7e9, **changes}
+    return {
+        "event": "layer_stats",
+        "step": step,
+        "grad_norm": norms,
+        "update_ratio": ratios,
+        **memory,
+        "time": 1.7e9,
+        **changes,
+    }
 
 
 def eval_event(step: int, loss: float) -> dict[str, Any]:

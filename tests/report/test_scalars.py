@@ -26,7 +26,7 @@ def test_what_is_not_finite_is_a_number_also_where_the_log_has_text():
 
 
 def test_other_events_have_none():
-    others = [event for event in course(100) if event["event"] not in ("step", "eval", "watch")]
+    others = [event for event in course(100) if event["event"] not in ("step", "eval", "layer_stats")]
     assert {event["event"] for event in others} == {"start", "checkpoint", "sample", "end"}
     assert [event for event in others if scalars(event)] == []
 

@@ -14,7 +14,7 @@ from tapeless.data.prepare import Dataset, open_prepared, prepare
 from tapeless.train.metrics_log import read_metrics
 from tapeless.train.run_config import read_run_config
 from tapeless.train.run_dir import RunDir
-from tapeless.train.runs import Recorder, begin, make_model, restore_trainer
+from tapeless.train.runs import Recorder, create_run, make_model, restore_trainer
 from tapeless.train.trainer import Trainer
 
 MODEL = ModelConfig(vocab_size=256, hidden_dim=16, num_layers=2, num_heads=2, intermediate_dim=24, max_seq_len=8)
@@ -46,7 +46,7 @@ def config(**changes: Any) -> TrainConfig:
 
 def begin_run(out: Path, train: TrainConfig, model: AnyModelConfig = MODEL) -> RunDir:
     path = train.dataset_path or text_file(out.parent, 700)
-    return begin(model, replace(train, dataset_path=path), out, ["test"])[0]
+    return create_run(model, replace(train, dataset_path=path), out, ["test"])[0]
 
 
 def play(
@@ -75,7 +75,9 @@ def play(
         return trainer.run(), trainer
 
 
-def events(run: RunDir, kinds: Collection[str] = ("step", "watch", "eval", "sample", "checkpoint")) -> list[dict[str, Any]]:
+def events(
+    run: RunDir, kinds: Collection[str] = ("step", "layer_stats", "eval", "sample", "checkpoint")
+) -> list[dict[str, Any]]:
     """metrics.jsonl without what the clock says."""
     found = [event for event in read_metrics(run.metrics) if event["event"] in kinds]
     return [{key: value for key, value in event.items() if key not in TIMES} for event in found]

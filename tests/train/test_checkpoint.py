@@ -156,7 +156,7 @@ def test_a_damaged_file_is_named_and_the_checkpoint_before_it_used(folder: Path,
     assert len(warnings) == 2
     assert "step-00000030 is damaged" in warnings[0]
     assert name in warnings[0]
-    assert "going on from" in warnings[1]
+    assert "instead, " in warnings[1]
     assert "step-00000020" in warnings[1]
     assert {file.name: file.read_bytes() for file in path.iterdir()} == left
 
@@ -273,7 +273,7 @@ def test_latest_decides_and_not_the_number(folder: Path):
     (folder / "latest").write_text("step-00000010\n")
     warnings: list[str] = []
     assert_is(load_checkpoint(folder, on_warning=warnings.append), 10)
-    assert warnings == [f"{folder / 'latest'} names step 10, and there are newer checkpoints: 20, 30; it decides"]
+    assert warnings == [f"{folder / 'latest'} names step 10, although there are newer checkpoints: 20, 30; using 10"]
     flip(100)(folder / "step-00000010" / FILES[0])
     assert_is(load_checkpoint(folder, on_warning=lambda _: None), 30)
 

@@ -5,8 +5,10 @@ from pathlib import Path
 
 import pytest
 from checkpoint_fixtures import assert_is, flip, save_at, silent
+from run_fixtures import begin_run, config, play
 
 from tapeless.errors import CheckpointError
+from tapeless.train import checkpoint
 from tapeless.train.checkpoint import checkpoints, load_checkpoint
 from tapeless.train.rotation import is_new_best, mark_best, remove_stale, rotate
 
@@ -104,3 +106,30 @@ def test_what_killed_processes_left_is_cleared(folder: Path):
 
 def left_behind(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()}
+
+
+def test_what_was_just_written_is_not_read_back_but_its_sizes_count(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    """Its hashes were taken while it was written; any other `latest` is hashed again."""
+    hashed: list[str] = []
+    monkeypatch.setattr(checkpoint, "file_sha256", lambda path: hashed.append(path.name) or "another")
+    assert rotate(folder, keep_last=7, written=80, on_warning=pytest.fail) == [folder / "step-00000010"]
+    assert hashed == []
+    warnings: list[str] = []
+    assert rotate(folder, keep_last=1, written=70, on_warning=warnings.append) == []
+    assert hashed
+    assert "no older checkpoint is deleted" in warnings[0]
+    monkeypatch.undo()
+    file = folder / "step-00000080" / "optim.safetensors"
+    file.write_bytes(file.read_bytes()[:-1])
+    assert rotate(folder, keep_last=1, written=80, on_warning=warnings.append) == []
+    assert "optim.safetensors: expected" in warnings[-1]
+    assert left(folder) == list(range(20, 90, 10))
+
+
+def test_a_training_reads_no_checkpoint_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(checkpoint, "file_sha256", lambda path: pytest.fail(f"{path} is hashed again"))
+    run = begin_run(tmp_path / "run", config(save_every=1, keep_last=1, eval_every=0))
+    _, trainer = play(run)
+    monkeypatch.undo()
+    assert list(checkpoints(run.checkpoints)) == [trainer.best_step or 12]
+    assert load_checkpoint(run.checkpoints, on_warning=pytest.fail).state["step"] == 12

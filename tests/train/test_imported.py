@@ -16,7 +16,7 @@ from tapeless.model.transformer import Transformer
 from tapeless.train.imported import generation_of, import_model
 from tapeless.train.info import describe, run_facts
 from tapeless.train.run_dir import RunDir
-from tapeless.train.runs import load, resumed_configuration
+from tapeless.train.runs import load, resume_config
 
 SHAPE = ModelConfig(vocab_size=260, hidden_dim=16, num_layers=1, num_heads=2, intermediate_dim=8, max_seq_len=2000)
 WANTED = Generation(stop=(10,), sampling=Sampling(top_k=5))
@@ -58,7 +58,7 @@ def test_a_wish_that_cannot_be_read(source, tmp_path: Path):
 def test_it_has_no_text_to_go_on_with(source, tmp_path: Path):
     run = import_model(source[0], tmp_path / "run", []).run
     with pytest.raises(ConfigError, match="was imported and has no text to go on with"):
-        resumed_configuration(run, {})
+        resume_config(run, {})
 
 
 def test_info_says_what_it_is(source, tmp_path: Path):

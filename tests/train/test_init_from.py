@@ -8,7 +8,7 @@ import pytest
 
 import tapeless
 from tapeless.cli.main import main
-from tapeless.config import ModelConfig, TrainConfig
+from tapeless.config import ModelConfig, Recipe
 from tapeless.data.tokenizer import ByteTokenizer
 from tapeless.errors import CheckpointError, ConfigError
 from tapeless.interop.generation import Generation
@@ -16,7 +16,7 @@ from tapeless.interop.hf_export import export_hugging_face
 from tapeless.model.transformer import Transformer
 from tapeless.train.checkpoint import read_checkpoint
 from tapeless.train.imported import import_model
-from tapeless.train.init_from import inherited, load_initial_weights
+from tapeless.train.init_from import load_initial_weights, resolve_recipe
 from tapeless.train.metrics_log import read_metrics
 from tapeless.train.run_config import read_run_config
 from tapeless.train.run_dir import RunDir
@@ -96,24 +96,26 @@ def test_a_run_that_was_trained_here_will_do(source: Path, tmp_path: Path):
 
 
 def test_only_what_is_of_training_alone_may_change(source: Path):
-    begun = TrainConfig(init_from=str(source))
-    model, settings = inherited(begun, {"dropout": 0.1})
+    def resolved(model: dict, **train: str) -> tuple:
+        return resolve_recipe(Recipe("model", model, {"init_from": str(source), **train}), "test")
+
+    model, settings = resolved({"dropout": 0.1})
     assert (model.dropout, model.hidden_dim, settings.tokenizer) == (0.1, 16, str(source / "tokenizer.json"))
-    assert inherited(begun, {"num_layers": 1})[0] == SHAPE  # as it is
-    with pytest.raises(ConfigError, match="num_layers is 1 there, 3 was asked for; head_dim is 8 there, 4 was"):
-        inherited(begun, {"num_layers": 3, "hidden_dim": 16, "head_dim": 4})
-    with pytest.raises(ConfigError, match="brings its own tokenizer"):
-        inherited(TrainConfig(init_from=str(source), tokenizer="bpe"), {})
+    assert resolved({"num_layers": 1})[0] == SHAPE  # as it is
+    with pytest.raises(ConfigError, match="num_layers is 1 there, 3 was requested; head_dim is 8 there, 4 was"):
+        resolved({"num_layers": 3, "hidden_dim": 16, "head_dim": 4})
+    with pytest.raises(ConfigError, match="has its own tokenizer"):
+        resolved({}, tokenizer="bpe")
 
 
 def test_mistakes(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture):
     for words, says in (
-        (["--init-from", tmp_path / "theirs", "--num-layers", "2"], "num_layers is 1 there, 2 was asked for"),
-        (["--init-from", tmp_path / "theirs", "--tokenizer", "bpe"], "has a tokenizer of its own"),
+        (["--init-from", tmp_path / "theirs", "--num-layers", "2"], "num_layers is 1 there, 2 was requested"),
+        (["--init-from", tmp_path / "theirs", "--tokenizer", "bpe"], "has its own tokenizer"),
         (["--init-from", tmp_path], "is not the directory of a run"),
-        (["--init-from", source, "--num-layers", "2"], "num_layers is 1 there, 2 was asked for"),
-        (["--init-from", source, "--set", "model.num_layers=2"], "num_layers is 1 there, 2 was asked for"),
-        (["--init-from", source, "--preset", "tiny"], "hidden_dim is 16 there, 64 was asked for"),
+        (["--init-from", source, "--num-layers", "2"], "num_layers is 1 there, 2 was requested"),
+        (["--init-from", source, "--set", "model.num_layers=2"], "num_layers is 1 there, 2 was requested"),
+        (["--init-from", source, "--preset", "tiny"], "hidden_dim is 16 there, 64 was requested"),
     ):
         assert train(*words) == 2
         assert says in capsys.readouterr().err

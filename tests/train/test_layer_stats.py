@@ -90,8 +90,8 @@ def test_it_changes_no_bit(tmp_path: Path):
     for run in runs:
         play(run)
     assert final_bytes(runs[0]) == final_bytes(runs[1])
-    assert events(runs[0]) == [event for event in events(runs[1]) if event["event"] != "watch"]
-    assert len(events(runs[1], ["watch"])) == 12
+    assert events(runs[0]) == [event for event in events(runs[1]) if event["event"] != "layer_stats"]
+    assert len(events(runs[1], ["layer_stats"])) == 12
 
 
 def test_a_resumed_run_looks_where_the_unbroken_one_did(tmp_path: Path):
@@ -100,9 +100,36 @@ def test_a_resumed_run_looks_where_the_unbroken_one_did(tmp_path: Path):
     for stop in (4, 5, 9):
         play(broken, resume=stop > 4, stopped=lambda trainer, stop=stop: trainer.steps >= stop)
     play(broken, resume=True)
-    assert [event["step"] for event in events(unbroken, ["watch"])] == [1, 2, 4, 5, 10]
-    assert events(broken, ["step", "watch"]) == events(unbroken, ["step", "watch"])
+    assert [event["step"] for event in events(unbroken, ["layer_stats"])] == [1, 2, 4, 5, 10]
+    assert events(broken, ["step", "layer_stats"]) == events(unbroken, ["step", "layer_stats"])
 
 
 def test_a_default_run_is_watched():
     assert TrainConfig().layer_stats_every == 50
+
+
+def test_a_device_without_float64(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """As mps: only what was copied to the CPU may become float64."""
+    trainer = Trainer(build_model(MODEL), config(), dataset(tmp_path))
+    expected, _ = watched(Trainer(build_model(MODEL), config(), dataset(tmp_path)))
+    host: set[int] = set()
+    cpu, double = torch.Tensor.cpu, torch.Tensor.double
+
+    def to_host(x: torch.Tensor) -> torch.Tensor:
+        copy = cpu(x).clone()
+        host.add(id(copy))
+        return copy
+
+    def only_on_the_host(x: torch.Tensor) -> torch.Tensor:
+        if id(x) not in host:
+            raise TypeError("Cannot convert a MPS Tensor to float64 dtype as the MPS framework doesn't support float64")
+        return double(x)
+
+    monkeypatch.setattr(torch.Tensor, "cpu", to_host)
+    monkeypatch.setattr(torch.Tensor, "double", only_on_the_host)
+    look = LayerStats(trainer.model, 1)
+    look.before()
+    found = look.after(trainer.step(*trainer.next_batch()).grad_norm)
+    assert host
+    assert found["update_ratio"] == expected["update_ratio"]
+    assert found["grad_norm"] == expected["grad_norm"]

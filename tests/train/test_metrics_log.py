@@ -72,7 +72,7 @@ def test_a_resume_drops_later_steps(tmp_path: Path):
 def test_a_resume_drops_what_it_does_again(tmp_path: Path):
     path = written(tmp_path / "metrics.jsonl", 8)
     with MetricsLog(path) as log:
-        log.truncate_to(8, redone=("eval",))
+        log.truncate_to(8, repeated=("eval",))
     assert told(path)[-2:] == [("step", 8), ("checkpoint", 8)]
     assert ("eval", 4) in told(path)
 
@@ -86,7 +86,7 @@ def test_wherever_a_kill_cuts_the_file_each_step_is_there_once(tmp_path: Path):
         path.write_bytes(whole[:cut])
         assert all(isinstance(event, dict) for event in read_metrics(path))
         with MetricsLog(path) as log:
-            log.truncate_to(4, redone=("checkpoint", "eval"))
+            log.truncate_to(4, repeated=("checkpoint", "eval"))
             log.append({"event": "checkpoint", "step": 4})
             log.append({"event": "eval", "step": 4, "val_loss": 2 / 4})
             for step in (5, 6):

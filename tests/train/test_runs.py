@@ -18,7 +18,7 @@ from tapeless.train.checkpoint import checkpoints, pointed
 from tapeless.train.metrics_log import read_metrics
 from tapeless.train.run_config import read_run_config
 from tapeless.train.run_dir import RunDir
-from tapeless.train.runs import Recorder, begin, fresh_name, load, resumed_configuration
+from tapeless.train.runs import Recorder, create_run, load, resume_config, unused_path
 
 FLAGS = shlex.split(
     "--hidden-dim 16 --num-layers 1 --num-heads 2 --intermediate-dim 24 --max-seq-len 8 --batch-size 2 --no-verify "
@@ -44,16 +44,16 @@ def test_a_run_leaves_everything_a_resume_needs(tmp_path: Path):
 
 
 def test_names_do_not_collide(tmp_path: Path):
-    assert fresh_name("tiny", tmp_path) == tmp_path / "tiny"
+    assert unused_path("tiny", tmp_path) == tmp_path / "tiny"
     (tmp_path / "tiny").mkdir()
     (tmp_path / "tiny-2").mkdir()
-    assert fresh_name("tiny", tmp_path) == tmp_path / "tiny-3"
-    assert fresh_name("folder/mine.toml", tmp_path) == tmp_path / "mine"
+    assert unused_path("tiny", tmp_path) == tmp_path / "tiny-3"
+    assert unused_path("folder/mine.toml", tmp_path) == tmp_path / "mine"
 
 
 def test_a_run_that_cannot_begin_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     with pytest.raises(DataError, match="no such file"):
-        begin(MODEL, TrainConfig(dataset_path=str(tmp_path / "nowhere.txt")), tmp_path / "run", [])
+        create_run(MODEL, TrainConfig(dataset_path=str(tmp_path / "nowhere.txt")), tmp_path / "run", [])
     assert not (tmp_path / "run").exists()
 
     def interrupted(*args: object, **options: object) -> None:
@@ -61,7 +61,7 @@ def test_a_run_that_cannot_begin_leaves_nothing(tmp_path: Path, monkeypatch: pyt
 
     monkeypatch.setattr(runs, "prepare", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        begin(MODEL, TrainConfig(), tmp_path / "run", [])
+        create_run(MODEL, TrainConfig(), tmp_path / "run", [])
     assert not (tmp_path / "run").exists()
 
 
@@ -109,7 +109,7 @@ def test_what_is_frozen_or_wrong_is_refused(tmp_path: Path, capsys: pytest.Captu
 def test_every_frozen_difference_is_in_one_line(tmp_path: Path):
     run = begin_run(tmp_path / "run", config())
     with pytest.raises(ConfigError) as refused:
-        resumed_configuration(run, {"hidden_dim": 32, "num_layers": 3, "lr": 0.5})
+        resume_config(run, {"hidden_dim": 32, "num_layers": 3, "lr": 0.5})
     told = str(refused.value)
     assert "model.hidden_dim: 16 in the run, 32 now (fixed for the run)" in told
     assert "model.num_layers: 2 in the run, 3 now (fixed for the run)" in told
@@ -191,16 +191,9 @@ def test_every_line_of_a_run_is_one_event(tmp_path: Path):
 def test_auto_is_resolved_and_kept(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     """A run computes as it began, wherever it goes on."""
     asked = TrainConfig(dataset_path=str(text_file(tmp_path, 700)), dtype="auto", max_steps=2)
-    run, found, _ = begin(MODEL, asked, tmp_path / "run", [])
+    run, found, _ = create_run(MODEL, asked, tmp_path / "run", [])
     assert found.train.dtype in ("float32", "bfloat16")
     assert f"dtype auto is {found.train.dtype}" in caplog.text
     assert read_run_config(run.config).train.dtype == found.train.dtype
-    again, _ = resumed_configuration(run, {"dtype": "auto"})
+    again, _ = resume_config(run, {"dtype": "auto"})
     assert again.train.dtype in ("float32", "bfloat16")
-
-
-def test_more_threads_than_there_are_is_a_mistake(tmp_path: Path):
-    asked = TrainConfig(dataset_path=str(text_file(tmp_path, 700)), threads=100_000)
-    with pytest.raises(ConfigError, match="this machine has"):
-        begin(MODEL, asked, tmp_path / "run", [])
-    assert not (tmp_path / "run").exists()

@@ -18,6 +18,7 @@ from tapeless.train.checkpoint import checkpoints, load_checkpoint, pointed
 from tapeless.train.evaluate import Evaluation
 from tapeless.train.metrics_log import read_metrics
 from tapeless.train.plan import DEFAULT_STEPS
+from tapeless.train.run_dir import RunDir
 from tapeless.train.trainer import Trainer
 
 
@@ -38,16 +39,16 @@ def test_events_and_their_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert ending == "done"
     assert [(event["event"], event["step"]) for event in read_metrics(run.metrics)] == [
         ("step", 1),
-        ("watch", 1),  # the first step is always looked at
+        ("layer_stats", 1),  # the first step is always looked at
         ("step", 2),
-        ("watch", 2),  # before the checkpoint, so that a resume has no need to look again
+        ("layer_stats", 2),  # before the checkpoint, so that a resume has no need to look again
         ("checkpoint", 2),  # the best so far
         ("eval", 2),
         ("step", 3),
         ("checkpoint", 3),
         ("sample", 3),
         ("step", 4),
-        ("watch", 4),
+        ("layer_stats", 4),
         ("eval", 4),  # not the best, and not due to be saved
         ("step", 5),
         ("checkpoint", 5),  # the last step is always saved, evaluated and sampled
@@ -266,3 +267,32 @@ def test_weights_that_are_no_numbers_are_not_saved(tmp_path: Path):
 def test_a_configuration_alone_is_enough(tmp_path: Path):
     """The bare defaults of TrainConfig: nothing is needed but a model and data."""
     assert Trainer(build_model(MODEL), TrainConfig(), dataset(tmp_path)).total_steps == DEFAULT_STEPS
+
+
+def test_tokens_per_second_count_the_loading_of_a_batch_but_no_pause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    clock = [0.0]
+
+    def slowed(name: str, seconds: float) -> None:
+        method = getattr(Trainer, name)
+
+        def slow(self: Trainer, *args: Any, **options: Any) -> Any:
+            clock[0] += seconds
+            return method(self, *args, **options)
+
+        monkeypatch.setattr(Trainer, name, slow)
+
+    monkeypatch.setattr("tapeless.train.trainer.time.perf_counter", lambda: clock[0])
+    for name, seconds in (("next_batch", 0.25), ("_computed", 0.5), ("_evaluate", 100.0), ("_sample", 30.0), ("_save", 7.0)):
+        slowed(name, seconds)
+    told: list[dict[str, Any]] = []
+    trainer = Trainer(
+        build_model(MODEL),
+        config(max_steps=6, eval_every=2, save_every=1, sample_every=3),
+        dataset(tmp_path),
+        run=RunDir.create(tmp_path / "run"),
+        on_event=told.append,
+    )
+    trainer.run()
+    steps = [event for event in told if event["event"] == "step"]
+    assert [event["step_seconds"] for event in steps] == [0.5] * 6
+    assert [event["tokens_per_second"] for event in steps] == [16 / 0.75] * 6

@@ -1,19 +1,19 @@
-"""Write the model of a run for others to load: transformers (hf) or llama.cpp (gguf).
+"""Export the model of a run for transformers (hf) or llama.cpp (gguf).
 
     tapeless export runs/default --to hf --out my-model
     tapeless export runs/default --to gguf --dtype q8_0
 
-The tokenizer goes along. What the target cannot express is refused, with the nearest family that it can."""
+The tokenizer is exported too. An architecture that the target does not support is an error that names the nearest one."""
 
 import argparse
 import re
 from pathlib import Path
 
 from tapeless.cli.generate import warn
-from tapeless.cli.options import add_saved_model_arguments
+from tapeless.cli.options import add_ops_and_threads, add_saved_model_arguments
 from tapeless.errors import ConfigError, UsageError
 
-HELP = "write a model for transformers or llama.cpp"
+HELP = "export a model for transformers or llama.cpp"
 SHARD = "5GB"
 UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9}
 
@@ -21,21 +21,24 @@ UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9}
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_saved_model_arguments(parser)
     parser.add_argument("--to", required=True, choices=("hf", "gguf"), help="a Hugging Face directory, or a GGUF file")
-    parser.add_argument("--out", metavar="PATH", type=Path, help="the directory or file; default within the run's directory")
+    parser.add_argument("--out", metavar="PATH", type=Path, help="the directory or file; default inside the run directory")
     parser.add_argument(
         "--dtype",
         default="float32",
         choices=("float32", "float16", "bfloat16", "q8_0"),
-        help="dtype of the matrices; q8_0 is 8 bits with a scale for every 32, in GGUF alone (default float32)",
+        help="dtype of the matrices in the file; q8_0 (GGUF only): 8 bits with a scale for every 32 values (default float32)",
     )
     parser.add_argument("--shard-size", metavar="SIZE", help=f"hf: the largest file, such as 500MB (default {SHARD})")
+    group = parser.add_argument_group("machine", "no kernel runs here: --device and --ops are accepted as in generate and eval")
+    group.add_argument("--device", metavar="TEXT", help="where adapters are merged and dtypes converted is always the CPU")
+    add_ops_and_threads(group)
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     shard_bytes = size_in_bytes(args.shard_size or SHARD)
     if args.shard_size and args.to == "gguf":
-        raise UsageError("--shard-size is of a Hugging Face directory; a GGUF is one file: leave it out")
+        raise UsageError("--shard-size is for a Hugging Face directory; a GGUF is one file: leave it out")
 
     from tapeless.config import ModelConfig
     from tapeless.data.tokenizer import load_tokenizer
@@ -43,25 +46,29 @@ def run(args: argparse.Namespace) -> int:
     from tapeless.interop.gguf_export import export_gguf
     from tapeless.interop.hf_export import export_hugging_face
     from tapeless.train.imported import generation_of
+    from tapeless.train.process import num_threads, usable_device
     from tapeless.train.run_config import read_run_config
     from tapeless.train.run_dir import RunDir
-    from tapeless.train.runs import chosen_weights, saved_weights
+    from tapeless.train.runs import load_weights, select_weights
 
     run = RunDir.open(args.run_dir)
     config = read_run_config(run.config).model
     family = family_of(config)
     assert isinstance(config, ModelConfig)
     tokenizer, generation = load_tokenizer(run.tokenizer), generation_of(run)
-    checkpoint = saved_weights(run, which=args.checkpoint, fallback=not args.no_fallback, on_warning=warn)
-    params = chosen_weights(checkpoint, args.weights)
-    if args.to == "hf":
-        if args.dtype == "q8_0":
-            raise ConfigError("q8_0 is a type of GGUF alone; --to gguf, or another --dtype")
-        out = args.out or run.path / "hf"
-        notes = export_hugging_face(out, config, params, tokenizer, generation, dtype=args.dtype, shard_bytes=shard_bytes)
-    else:
-        out = args.out or run.path / f"{run.path.resolve().name}-{args.dtype}.gguf"
-        notes = export_gguf(out, config, params, tokenizer, generation, dtype=args.dtype)
+    if args.device is not None:
+        usable_device(args.device)
+    with num_threads(args.threads):
+        checkpoint = load_weights(run, which=args.checkpoint, fallback=not args.no_fallback, on_warning=warn)
+        params = select_weights(checkpoint, args.weights)
+        if args.to == "hf":
+            if args.dtype == "q8_0":
+                raise ConfigError("q8_0 exists in GGUF only; use --to gguf, or another --dtype")
+            out = args.out or run.path / "hf"
+            notes = export_hugging_face(out, config, params, tokenizer, generation, dtype=args.dtype, shard_bytes=shard_bytes)
+        else:
+            out = args.out or run.path / f"{run.path.resolve().name}-{args.dtype}.gguf"
+            notes = export_gguf(out, config, params, tokenizer, generation, dtype=args.dtype)
     for note in notes:
         warn(note)
     print(f"{out}: {family.name}, {args.dtype}, step {checkpoint.state['step']:,}")

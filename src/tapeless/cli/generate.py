@@ -2,13 +2,13 @@
 
     tapeless generate runs/default --prompt "def main(" --max-tokens 200 --temperature 0.7 --top-k 40
 
-The same seed gives the same text, whichever samples are drawn beside it."""
+The same seed gives the same text, whatever the number of samples."""
 
 import argparse
 import json
 import sys
 
-from tapeless.cli.options import add_fields, add_saved_model_arguments, given
+from tapeless.cli.options import add_fields, add_machine_arguments, add_saved_model_arguments, given, machine_settings
 from tapeless.config import Sampling
 from tapeless.errors import UsageError
 
@@ -18,12 +18,13 @@ HELP = "continue a text with a trained model"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_saved_model_arguments(parser)
     parser.add_argument(
-        "--prompt", default="", metavar="TEXT", help="what to continue; by default the validation text's first token"
+        "--prompt", default="", metavar="TEXT", help="the text to continue; default: the first token of the validation text"
     )
     parser.add_argument("--max-tokens", type=int, default=200, metavar="N", help="tokens to add (default 200)")
-    parser.add_argument("--num-samples", type=int, default=1, metavar="N", help="how many texts (default 1)")
+    parser.add_argument("--num-samples", type=int, default=1, metavar="N", help="number of texts (default 1)")
     parser.add_argument("--json", action="store_true", help="print the samples as JSON")
     add_fields(parser.add_argument_group("sampling"), "sampling", Sampling)
+    add_machine_arguments(parser)
     parser.set_defaults(run=run)
 
 
@@ -37,17 +38,16 @@ def run(args: argparse.Namespace) -> int:
     from tapeless.train.run_dir import RunDir
     from tapeless.train.runs import load
 
-    model, data, *_ = load(
-        args.run_dir, which=args.checkpoint, weights=args.weights, fallback=not args.no_fallback, on_warning=warn
-    )
+    which = {"which": args.checkpoint, "weights": args.weights, "fallback": not args.no_fallback}
+    model, data, *_ = load(args.run_dir, **which, **machine_settings(args), on_warning=warn)
     tokenizer, wanted = data.tokenizer, generation_of(RunDir(args.run_dir))
     prompt = [int(i) for i in (tokenizer.encode_prompt(args.prompt) if args.prompt else data.beginning())]
     if not prompt:
-        raise UsageError(f"{args.run_dir} has no text to begin with: it was imported; say --prompt")
+        raise UsageError(f"{args.run_dir} was imported and has no text to start from; pass --prompt")
     stream = None if args.json or args.num_samples > 1 else tokenizer.stream()
     if stream is not None:
         print("".join(map(stream.push, prompt)), end="", flush=True)
-    late: list[str] = []  # a warning must not stand in the middle of a text that is being written
+    late: list[str] = []  # warnings, printed after the text that is being streamed
     samples = generate(
         model,
         prompt,

@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
 
 def judged_setting(args: argparse.Namespace) -> "Setting":
     """What is judged, its name resolved: `auto` is whatever it chooses there."""
-    from tapeless.train.runs import usable_device
+    from tapeless.train.process import usable_device
     from tapeless.verify.fixtures import Setting
     from tapeless.verify.kernel_levels import op_set
 

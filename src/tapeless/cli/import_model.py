@@ -1,9 +1,9 @@
-"""Take a model from a Hugging Face directory: it becomes a run that generate, eval, export and train new --init-from take.
+"""Import a model from a Hugging Face directory as a run, for generate, eval, export and train new --init-from.
 
     tapeless import Qwen3-0.6B --out runs/qwen3
     tapeless generate runs/qwen3 --prompt "The "
 
-LlamaForCausalLM, Qwen3ForCausalLM and GPT2LMHeadModel, from safetensors. Nothing in the directory is run."""
+LlamaForCausalLM, Qwen3ForCausalLM and GPT2LMHeadModel, from safetensors. No code in the directory is executed."""
 
 import argparse
 import sys
@@ -11,21 +11,21 @@ from pathlib import Path
 
 from tapeless.cli.generate import warn
 
-HELP = "take a model from a Hugging Face directory"
+HELP = "import a model from a Hugging Face directory"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("source", metavar="DIR", type=Path, help="the directory: config.json, safetensors, tokenizer.json")
-    parser.add_argument("--out", metavar="DIR", type=Path, help="the run's directory; default runs/ and a fresh name")
-    parser.add_argument("--tokenizer", metavar="TEXT", help="bytes, or a tokenizer.json, where the directory has none")
+    parser.add_argument("--out", metavar="DIR", type=Path, help="the run directory; default runs/ and an unused name")
+    parser.add_argument("--tokenizer", metavar="TEXT", help="bytes, or a tokenizer.json, if the directory has none")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     from tapeless.train.imported import import_model
-    from tapeless.train.runs import fresh_name
+    from tapeless.train.runs import unused_path
 
-    out = args.out or fresh_name(args.source.resolve().name.replace(".", "-"))
+    out = args.out or unused_path(args.source.resolve().name.replace(".", "-"))
     found = import_model(args.source, out, sys.argv, tokenizer=args.tokenizer)
     for note in found.model.notes:
         warn(note)

@@ -2,34 +2,36 @@
 
     tapeless lm-eval runs/default --tasks capitals --include_path tasks --batch_size 8
 
-RUN comes in front of all flags. What is not listed here goes to lm-eval as it stands; `lm-eval run --help` lists it."""
+RUN comes before all flags. Flags that are not listed here are passed to lm-eval unchanged; `lm-eval run --help` lists them."""
 
 import argparse
 import json
 import sys
 
-from tapeless.cli.options import add_saved_model_arguments
+from tapeless.cli.options import add_machine_arguments, add_saved_model_arguments, machine_settings
 from tapeless.errors import UsageError
 
-HELP = "evaluate a trained model on the tasks of EleutherAI's lm-eval"
+HELP = "run EleutherAI lm-eval tasks on a trained model"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_saved_model_arguments(parser)
+    add_machine_arguments(parser)
     parser.set_defaults(run=run, passed_on=[])
 
 
 def run(args: argparse.Namespace) -> int:
     from tapeless.tasks.lm import NAME
-    from tapeless.train.run_config import read_run_config
-    from tapeless.train.run_dir import RunDir
+    from tapeless.train.process import default_device
 
-    from lm_eval.__main__ import cli_evaluate  # isort: skip  the line above says what is missing where it is not there
+    from lm_eval.__main__ import cli_evaluate  # isort: skip  the import above reports a missing package
 
     ours = {"run": str(args.run_dir), "checkpoint": args.checkpoint, "weights": args.weights, "fallback": not args.no_fallback}
+    machine = machine_settings(args)
+    device = machine.pop("device") or default_device()
+    ours |= {name: value for name, value in machine.items() if value is not None}
     if "--model" in args.passed_on:
-        raise UsageError("the model is the run's: leave --model out; --model_args max_length=… prefix_token_id=… may be given")
-    device = read_run_config(RunDir.open(args.run_dir).config).train.device  # lm-eval's own default is a GPU
+        raise UsageError("the model is the run's: leave out --model; --model_args max_length=… prefix_token_id=… is allowed")
     before = sys.argv
     sys.argv = ["lm-eval", "run", "--model", NAME, "--model_args", json.dumps(ours), "--device", device, *args.passed_on]
     try:

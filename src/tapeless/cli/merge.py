@@ -1,9 +1,9 @@
-"""Merge the adapters of a run into the model they stand beside; what comes out is a run like an imported one.
+"""Merge the adapters of a run into their base model; the result is a run like an imported one.
 
     tapeless train new --init-from runs/imported --lora-rank 8 --dataset-path my.jsonl --out-dir runs/adapted
     tapeless merge runs/adapted --out runs/merged
 
-generate, eval and export take a run with adapters as it is, and see the same model; the merged run needs no base beside it."""
+generate, eval and export also accept a run with adapters, and merge them on loading; the merged run does not need its base."""
 
 import argparse
 import sys
@@ -13,7 +13,7 @@ from tapeless.cli.generate import warn
 from tapeless.cli.options import add_checkpoint_argument, add_run_argument
 from tapeless.errors import ConfigError
 
-HELP = "merge the adapters of a run into its model"
+HELP = "merge LoRA adapters into their base model"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,14 +29,14 @@ def run(args: argparse.Namespace) -> int:
     from tapeless.train.imported import generation_of, write_run
     from tapeless.train.run_config import read_run_config
     from tapeless.train.run_dir import RunDir
-    from tapeless.train.runs import saved_weights
+    from tapeless.train.runs import load_weights
 
     run = RunDir.open(args.run_dir)
     config = read_run_config(run.config)
     if config.train.lora is None:
         raise ConfigError(f"{run.path} has no adapters: its checkpoints hold the model itself")
     assert isinstance(config.model, ModelConfig)
-    checkpoint = saved_weights(run, which=args.checkpoint, on_warning=warn)
+    checkpoint = load_weights(run, which=args.checkpoint, on_warning=warn)
     tokenizer = load_tokenizer(run.tokenizer)
     write_run(args.out, config.model, checkpoint.params, tokenizer, generation_of(run), sys.argv)
     print(f"{args.out}: step {checkpoint.state['step']:,} of {run.path}, adapters of rank {config.train.lora_rank} merged")

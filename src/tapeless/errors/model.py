@@ -37,6 +37,14 @@ class InvariantError(TapelessError, ArithmeticError):
     fix = "run `tapeless gradcheck` on the model; try `--ops reference`, and test the memory of the machine"
 
 
+class GradientError(TapelessError, ArithmeticError):
+    """The gradients of this model are wrong on its first batch. Nothing was trained."""
+
+    code = "GRADIENTS"
+    exit_status = 3
+    fix = "run `tapeless gradcheck` on the model; try `--ops reference`"
+
+
 class WorkerError(TapelessError):
     """A contender of the benchmark that cannot be measured, with the reason."""
 

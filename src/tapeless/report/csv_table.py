@@ -30,7 +30,7 @@ class CsvTable(Reporter):
         if event["event"] == "step":
             self._write_row()
             self._row = dict(event)
-        elif event["event"] in ("eval", "watch") and event["step"] == self._row.get("step"):
+        elif event["event"] in ("eval", "layer_stats") and event["step"] == self._row.get("step"):
             self._row |= {name: event[name] for name in (*EVAL, *WATCH) if name in event}
         elif event["event"] == "checkpoint":
             self._file.flush()

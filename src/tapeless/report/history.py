@@ -67,7 +67,7 @@ class RunHistory:
             self._step(event)
         elif kind == "eval":
             self._eval(event)
-        elif kind == "watch":
+        elif kind == "layer_stats":
             self._watch(event)
         elif kind == "sample":
             self._sample(event)

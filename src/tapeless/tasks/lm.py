@@ -47,15 +47,19 @@ class TapelessLM(TemplateLM):
         fallback: bool = True,
         batch_size: int | str = 1,
         device: str | None = None,
+        dtype: str | None = None,
+        ops: str | None = None,
+        threads: int | None = None,
         max_length: int | None = None,
         prefix_token_id: int | None = None,
     ):
-        """checkpoint: latest, best, or a step. weights: raw or ema. batch_size: rows of a forward. device: by default the
-        run's. max_length: tokens that the model sees at once, by default all it can. prefix_token_id: the token that a text
-        begins behind, by default the run's own, or a line end where it has none."""
+        """checkpoint: latest, best, or a step. weights: raw or ema. batch_size: rows of a forward. device,
+        dtype, ops, threads: as for tapeless.load. max_length: tokens that the model sees at once, by default all it can.
+        prefix_token_id: the token that a text begins behind, by default the run's own, or a line end where it has none."""
         super().__init__()
         path = Path(str(run))  # lm-eval makes a number of a name that looks like one
-        found = load(path, which=str(checkpoint), weights=weights, device=device, fallback=fallback, on_warning=log.warning)
+        settings: dict[str, Any] = {"device": device, "dtype": dtype, "ops": ops, "threads": threads}
+        found = load(path, which=str(checkpoint), weights=weights, **settings, fallback=fallback, on_warning=log.warning)
         self.model, self.data = found.model, found.data
         self.generation = generation_of(RunDir.open(path))
         self._device = self.model.device

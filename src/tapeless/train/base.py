@@ -1,9 +1,9 @@
-"""The base of a run that begins with another: the checkpoint it begins with, named by its place and by the hash of its weights.
+"""The base of a run that starts from another: the checkpoint it started from, recorded by its path and the hash of its weights.
 
-    config.toml   [data] base_checkpoint, base_sha256          state.json   base (the hash), of adapters
-A checkpoint of a run that trains adapters holds those alone. Whoever reads it finds the base again here, whatever has become of
-its run, or is told what is missing. Any other run needs its base until its own first checkpoint, and must not begin a second
-time with what the other run has learned since.
+    config.toml   [data] base_checkpoint, base_sha256          state.json   base (the hash), for adapters
+A checkpoint of a run that trains adapters contains only those. Reading it finds the base here, or reports what is missing. Any
+other run needs its base until its own first checkpoint, and must not start a second time from what the other run has learned
+since.
 Tested by: tests/train/test_adapter_runs.py, tests/train/test_init_from.py."""
 
 from collections.abc import Mapping
@@ -18,36 +18,36 @@ from tapeless.optim.ema import EMA
 from tapeless.train.checkpoint import MODEL, Checkpoint, read_checkpoint
 from tapeless.train.run_config import RunConfig
 
-PLACE, HASH = "base_checkpoint", "base_sha256"
+PATH, HASH = "base_checkpoint", "base_sha256"
 
 
-def named_base(checkpoint: Path) -> dict[str, str]:
-    """What the configuration of a run says of its base."""
-    return {PLACE: str(checkpoint.resolve()), HASH: file_sha256(checkpoint / MODEL)}
+def base_facts(checkpoint: Path) -> dict[str, str]:
+    """What the configuration of a run records of its base."""
+    return {PATH: str(checkpoint.resolve()), HASH: file_sha256(checkpoint / MODEL)}
 
 
 def base_weights(data: Mapping[str, str]) -> dict[str, Tensor]:
-    """The weights that a run's configuration names, and no others."""
+    """The weights that a run's configuration names; any others are an error."""
     return base_checkpoint(data).params
 
 
 def base_checkpoint(data: Mapping[str, str]) -> Checkpoint:
-    path = Path(data[PLACE])
+    path = Path(data[PATH])
     if not path.is_dir():
-        raise CheckpointError(f"the run began with {path}, which is not there; put it back, or name its new place in [data]")
+        raise CheckpointError(f"the run started from {path}, which is missing; restore it, or set its new path in [data]")
     found = file_sha256(path / MODEL)
     if found != data[HASH]:
-        raise CheckpointError(f"{path} is another model than the run began with: {found[:12]}, not {data[HASH][:12]}")
+        raise CheckpointError(f"{path} is not the model that the run started from: {found[:12]}, expected {data[HASH][:12]}")
     return read_checkpoint(path)
 
 
-def with_base(checkpoint: Checkpoint, config: RunConfig) -> Checkpoint:
-    """A checkpoint with the whole model in it: of adapters, the base with them merged into it."""
+def merge_base(checkpoint: Checkpoint, config: RunConfig) -> Checkpoint:
+    """A checkpoint with the whole model in it: adapters are merged into their base."""
     lora = config.train.lora
     if lora is None:
         return checkpoint
     if HASH not in config.data:
-        raise ConfigError(f"{checkpoint.path}: [data] of config.toml does not name the base of the adapters ({PLACE}, {HASH})")
+        raise ConfigError(f"{checkpoint.path}: [data] of config.toml does not name the base of the adapters ({PATH}, {HASH})")
     if checkpoint.state["base"] != config.data[HASH]:
         raise CheckpointError(f"{checkpoint.path} holds adapters for another base than config.toml names: {HASH} differs")
     base, optim = base_weights(config.data), dict(checkpoint.optim)

@@ -1,11 +1,11 @@
-"""Checkpoints: written so that a kill at any moment leaves the one before it whole, read only after every byte is checked.
+"""Checkpoints: written so that a kill at any moment leaves the previous one intact, read only after every byte is verified.
 
     checkpoints/step-00001000/   model.safetensors  optim.safetensors  state.json  MANIFEST.json
     checkpoints/latest, best     text files with the name of a folder
-Writing: a `.tmp-` folder beside the others -> tensors -> state -> MANIFEST.json (name, size, sha256), each synced to the disk
--> rename -> `latest`. A folder under its final name is therefore complete, and its manifest tells later damage from that.
+Writing: a `.tmp-` folder -> tensors -> state -> MANIFEST.json (name, size, sha256 taken while writing), each synced to the disk
+-> rename -> `latest`. A folder under its final name is therefore complete, and the manifest detects later damage.
 Equal weights are equal bytes: names are sorted, and no time, host or version is in the tensor files.
-Which of them stay: rotation.py.
+Which checkpoints are deleted: rotation.py.
 Tested by: tests/train/test_checkpoint.py, tests/faults/test_checkpoint_kill.py, tests/faults/test_damage.py."""
 
 import json
@@ -28,7 +28,7 @@ from tapeless.train.tensor_file import tensor_file
 FORMAT_VERSION = 1
 MODEL, OPTIM, STATE, MANIFEST = "model.safetensors", "optim.safetensors", "state.json", "MANIFEST.json"
 STATE_FIELDS = {"step", "tokens", "epoch", "sample_index", "seed", "best_val_loss", "best_step", "guard", "world_size", "base"}
-ADDED = {"base": None}  # fields that came later, and what a checkpoint from before them means
+ADDED = {"base": None}  # fields added later, and their value in older checkpoints
 STEP_NAME = re.compile(r"step-(\d{8,})")
 
 
@@ -45,9 +45,9 @@ def save_checkpoint(
     optim_state: Mapping[str, Mapping[str, Tensor]],
     state: Mapping[str, Any],
 ) -> Path:
-    """Write a checkpoint of state["step"] and let `latest` name it.
+    """Write a checkpoint of state["step"] and point `latest` to it.
 
-    params: the masters, in the dtype the optimizer updates. state: STATE_FIELDS; what is known here is added."""
+    params: the master weights, in the dtype the optimizer updates. state: STATE_FIELDS; versions and threads are added."""
     if set(state) != STATE_FIELDS:
         raise CheckpointError(f"the state of a checkpoint has the fields {sorted(STATE_FIELDS)}, got {sorted(state)}")
     known = {"format_version": FORMAT_VERSION, "threads": torch.get_num_threads(), "torch_version": torch.__version__}
@@ -64,26 +64,26 @@ def save_checkpoint(
         ]
         write_synced(tmp / MANIFEST, [readable_json({"files": listed})])
         sync_folder(tmp)
-        replaced = _make_way(target)
+        replaced = _move_existing(target)
         os.rename(tmp, target)
         sync_folder(folder)
         point_to(folder, "latest", target)
     except OSError as error:
-        raise WriteError(f"{target} could not be written: {reason(error)}; earlier checkpoints are as they were") from error
+        raise WriteError(f"{target} could not be written: {reason(error)}; earlier checkpoints are unchanged") from error
     finally:
         shutil.rmtree(tmp, ignore_errors=True)
     if replaced:
-        shutil.rmtree(replaced, ignore_errors=True)  # whoever resumes clears what is left of it
+        shutil.rmtree(replaced, ignore_errors=True)  # a resume removes what is left of it
     return target
 
 
 def load_checkpoint(
     folder: Path, *, on_warning: Callable[[str], None], which: str = "latest", fallback: bool = True
 ) -> Checkpoint:
-    """The checkpoint that `latest` (or `best`) names; where that is damaged, the one before it, and on_warning is told.
+    """The checkpoint that `latest` (or `best`) names; if that is damaged, the one before it, with a warning.
 
-    Another process may be training the run, and delete what is about to be read here. Then the name has moved on too, and
-    whatever looked wrong is looked at again."""
+    Another process may be training the run and delete what is being read here. The name then points elsewhere, and loading
+    starts over."""
     while True:
         warnings: list[str] = []
         name = _content(folder / which)
@@ -109,8 +109,10 @@ def _load(folder: Path, which: str, fallback: bool, on_warning: Callable[[str], 
         first = _first(folder, which, fallback, on_warning)
         steps = checkpoints(folder)
         newer = [step for step in steps if which == "latest" and step > first]
-        if newer:  # a kill before `latest` was written leaves that, and so does a resume from further back
-            on_warning(f"{folder / which} names step {first}, and there are newer checkpoints: {_listed(newer)}; it decides")
+        if newer:  # after a kill before `latest` was written, or a resume from an older checkpoint
+            on_warning(
+                f"{folder / which} names step {first}, although there are newer checkpoints: {_listed(newer)}; using {first}"
+            )
         for step in (first, *sorted(set(steps) - {first}, key=lambda step: (step > first, -step))):
             try:
                 checkpoint = read_checkpoint(steps.get(step, folder / f"step-{step:08d}"))
@@ -120,7 +122,7 @@ def _load(folder: Path, which: str, fallback: bool, on_warning: Callable[[str], 
                 on_warning(str(error))
             else:
                 if step != first:
-                    on_warning(f"going on from {checkpoint.path} instead, {abs(first - step)} steps away")
+                    on_warning(f"using {checkpoint.path} instead, {abs(first - step)} steps away")
                 return checkpoint
         raise CheckpointError(f"{folder}: all {len(steps)} checkpoints are damaged")
     except CheckpointError as error:
@@ -128,14 +130,14 @@ def _load(folder: Path, which: str, fallback: bool, on_warning: Callable[[str], 
 
 
 def _first(folder: Path, which: str, fallback: bool, on_warning: Callable[[str], None]) -> int:
-    """The step to look at first. A kill before the first `latest` was written leaves one checkpoint and no such file."""
+    """The step to try first. A kill before the first `latest` was written leaves one checkpoint and no such file."""
     try:
         step = pointed(folder, which)
         steps = checkpoints(folder)
         if not steps:
             raise CheckpointError(f"{folder}: no checkpoint here")
         if step is not None and step not in steps:
-            raise DamagedError(f"{folder / which} names step-{step:08d}, which is not there; there are {_listed(steps)}")
+            raise DamagedError(f"{folder / which} names step-{step:08d}, which does not exist; there are {_listed(steps)}")
         if step is None and which != "latest":
             raise CheckpointError(f"{folder}: no checkpoint is marked {which}; there are {_listed(steps)}")
         if step is None and len(steps) > 1:
@@ -170,12 +172,13 @@ def read_checkpoint(path: Path) -> Checkpoint:
             optim.setdefault(kind, {})[name] = x
         return Checkpoint(load_file(path / MODEL), optim, state, path)
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError, SafetensorError) as error:
-        # The bytes are those of the manifest, so this is a failing disk, or a folder that is deleted while it is read.
-        raise DamagedError(f"{path} is damaged and stays as it is: cannot be read: {error}") from error
+        # The manifest's hashes matched, so the disk is failing, or the folder is being deleted.
+        raise DamagedError(f"{path} is damaged and left unchanged: cannot be read: {error}") from error
 
 
-def verify(path: Path) -> set[str]:
-    """Size and sha256 of every file against the manifest: the files' names, or an error that says which is damaged, and how."""
+def verify(path: Path, *, hashes: bool = True) -> set[str]:
+    """Compare size and sha256 of every file with the manifest: returns the files' names, or raises and names what is damaged.
+    hashes: False compares sizes only, for a checkpoint that this process has just hashed and synced."""
     if not path.is_dir():
         raise DamagedError(
             f"{path} is damaged: expected the folder of a checkpoint, got {'a file' if path.exists() else 'nothing'}"
@@ -185,23 +188,23 @@ def verify(path: Path) -> set[str]:
         listed = {str(f["name"]): (f["size"], f["sha256"]) for f in json.loads(content)["files"]}
         if STATE not in listed or any(Path(name).name != name for name in listed):
             raise ValueError(f"the names {list(listed)}")
-        if content != readable_json(json.loads(content)):  # a byte more or less behind the last bracket
-            raise ValueError(f"{len(content)} bytes that are not the ones that were written")
+        if content != readable_json(json.loads(content)):  # bytes added or removed at the end
+            raise ValueError(f"{len(content)} bytes, not those that were written")
     except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
         raise DamagedError(
-            f"{path} is damaged and stays as it is: {MANIFEST}: expected a list of files, got {error!r}"
+            f"{path} is damaged and left unchanged: {MANIFEST}: expected a list of files, got {error!r}"
         ) from error
-    wrong = [problem for name, expected in listed.items() if (problem := _problem(path / name, *expected))]
+    wrong = [problem for name, expected in listed.items() if (problem := _problem(path / name, *expected, hashes))]
     if wrong:
-        raise DamagedError(f"{path} is damaged and stays as it is, its files are not those of {MANIFEST}: {'; '.join(wrong)}")
+        raise DamagedError(f"{path} is damaged and left unchanged, its files differ from {MANIFEST}: {'; '.join(wrong)}")
     return set(listed)
 
 
-def _problem(file: Path, size: int, sha256: str) -> str | None:
+def _problem(file: Path, size: int, sha256: str, hashes: bool) -> str | None:
     try:
         if (got := file.stat().st_size) != size:
             return f"{file.name}: expected {size} bytes, got {got}"
-        if (digest := file_sha256(file)) != sha256:
+        if hashes and (digest := file_sha256(file)) != sha256:
             return f"{file.name}: expected sha256 {sha256}, got {digest}"
     except OSError as error:
         return f"{file.name}: expected {size} bytes, got {reason(error)}"
@@ -211,7 +214,7 @@ def _problem(file: Path, size: int, sha256: str) -> str | None:
 def restore(views: Mapping[str, Tensor], saved: Mapping[str, Tensor], where: Path) -> None:
     """Copy saved tensors into a model's parameters, or an optimizer's state, of the same names and shapes."""
     wrong = [f"{name} is missing" for name in views if name not in saved]
-    wrong += [f"{name} is unknown here" for name in saved if name not in views]
+    wrong += [f"{name} is unexpected" for name in saved if name not in views]
     for name in views.keys() & saved.keys():
         if views[name].shape != saved[name].shape:
             wrong.append(f"{name} is {tuple(saved[name].shape)}, expected {tuple(views[name].shape)}")
@@ -222,16 +225,16 @@ def restore(views: Mapping[str, Tensor], saved: Mapping[str, Tensor], where: Pat
 
 
 def checkpoints(folder: Path) -> dict[int, Path]:
-    """By step, ascending. A save of the same step that was killed while it replaced another left only the other's `.old`."""
+    """By step, ascending. A kill while a checkpoint of the same step was being replaced may leave only the old one, `.old`."""
     found = {}
-    for path in sorted(folder.glob("step-*"), reverse=True):  # step-N.old comes before step-N, which then takes its place
+    for path in sorted(folder.glob("step-*"), reverse=True):  # step-N.old comes first, and step-N replaces it
         if match := STEP_NAME.fullmatch(path.name.removesuffix(".old")):
             found[int(match[1])] = path
     return dict(sorted(found.items()))
 
 
 def pointed(folder: Path, which: str) -> int | None:
-    """The step that `latest` or `best` names; None where there is no such file."""
+    """The step that `latest` or `best` names; None if there is no such file."""
     try:
         name = (folder / which).read_text(encoding="utf-8", errors="replace").rstrip("\r\n")
     except FileNotFoundError:
@@ -249,9 +252,9 @@ def point_to(folder: Path, which: str, target: Path) -> None:
         file.write(f"{target.name}\n".encode())
 
 
-def _make_way(target: Path) -> Path | None:
-    """Move what an earlier save of the same step left at `target`: a damaged one is kept, a good one returned, to be deleted
-    when its successor stands."""
+def _move_existing(target: Path) -> Path | None:
+    """Move an earlier checkpoint of the same step out of the way: a damaged one is kept, a good one is returned, to be deleted
+    once the new one is in place."""
     if not target.exists():
         return None
     try:

@@ -5,6 +5,7 @@
     JsonDisplay   every event as a line of JSON on stdout, and nothing else there
 Tested by: tests/train/test_display.py."""
 
+import logging
 import os
 import sys
 import textwrap
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from tapeless.data.baselines import Baselines
+from tapeless.errors import ConfigError
 from tapeless.train.memory import bytes_words, resident_bytes
 from tapeless.train.metrics_log import event_line
 from tapeless.train.summary import Row, count, duration, introduction, marks, next_commands, readable
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.text import Text
 
+log = logging.getLogger("tapeless")
 SMOOTHING = 0.95  # of the loss from step to step: about the mean of the last 20
 LABEL = 11  # width of the labels in front of a row
 WIDTH = 100  # columns of plain text
@@ -37,13 +40,18 @@ class Judged(Protocol):
     def ok(self) -> bool: ...
 
 
-def make_display(*, json_lines: bool, log_every: int) -> "Display":
-    if json_lines:
-        return JsonDisplay()
+def make_display(kind: str | None, log_every: int) -> "Display":
+    """kind: auto (live in a terminal, else plain), plain, json, or None for no output at all."""
+    if kind not in ("auto", "plain", "json", None):
+        raise ConfigError(f"display is {kind!r}; expected auto, plain, json or None")
+    if kind in ("json", None):
+        return JsonDisplay() if kind else SilentDisplay()
+    if kind == "plain":
+        return Display(log_every)
     if not sys.stdout.isatty() or os.environ.get("TERM") == "dumb":
         return Display(log_every, "plain lines, since the output is not a terminal")
     if find_spec("rich") is None:
-        return Display(log_every, "plain lines; for a live one: pip install rich")
+        return Display(log_every, "plain lines; for a live display: pip install rich")
     return LiveDisplay()
 
 
@@ -55,22 +63,21 @@ class Progress:
         self.step: Mapping[str, Any] = {}
         self.eval: Mapping[str, Any] = {}
         self.losses: list[float] = []  # smoothed, one a step
-        self._mean = self._speed = 0.0
+        self._mean = self._pace = 0.0  # smoothed loss, and seconds a token
 
     def take(self, event: Mapping[str, Any]) -> None:
         if event["event"] == "step":
             self.step = event
             n = len(self.losses) + 1
             self._mean = SMOOTHING * self._mean + (1 - SMOOTHING) * event["loss"]
-            self._speed = SMOOTHING * self._speed + (1 - SMOOTHING) * event["step_seconds"]
+            self._pace = SMOOTHING * self._pace + (1 - SMOOTHING) / event["tokens_per_second"]
             self.losses.append(self._mean / (1 - SMOOTHING**n))
         elif event["event"] == "eval":
             self.eval = event
 
     @property
     def tokens_per_second(self) -> float:
-        seconds = self._speed / (1 - SMOOTHING ** len(self.losses))
-        return self.step["tokens_per_second"] * self.step["step_seconds"] / max(seconds, 1e-9)
+        return (1 - SMOOTHING ** len(self.losses)) / self._pace
 
     @property
     def seconds(self) -> float:
@@ -319,16 +326,14 @@ def fields(values: list[tuple[str, str, str]]) -> "Text":
     return line
 
 
-class JsonDisplay(Display):
-    """For machines."""
+class SilentDisplay(Display):
+    """Prints nothing; warnings go to the logger `tapeless`."""
 
     def event(self, event: Mapping[str, Any]) -> None:
-        sys.stdout.write(event_line(event).decode())
-        sys.stdout.flush()
         if event["event"] == "guard" and "warning" in event:
             self.warn(event["warning"])
 
-    def introduce(self, run: Path | None, trainer: Trainer, beaten: Baselines) -> None:
+    def introduce(self, run: Path | None, trainer: Trainer, baselines: Baselines) -> None:
         pass
 
     def rows(self, rows: list[Row]) -> None:
@@ -336,3 +341,18 @@ class JsonDisplay(Display):
 
     def close(self, run: Path | None, trainer: Trainer, ending: str) -> None:
         pass
+
+    def warn(self, text: str) -> None:
+        log.warning(text)
+
+
+class JsonDisplay(SilentDisplay):
+    """Every event as a line of JSON on stdout; warnings also on stderr."""
+
+    def event(self, event: Mapping[str, Any]) -> None:
+        sys.stdout.write(event_line(event).decode())
+        sys.stdout.flush()
+        super().event(event)
+
+    def warn(self, text: str) -> None:
+        Display.warn(self, text)

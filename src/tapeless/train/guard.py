@@ -26,7 +26,7 @@ class Limit(NamedTuple):
     median: float
     scale: float
 
-    def passed_by(self, loss: float) -> str:
+    def exceeded_by(self, loss: float) -> str:
         deviations = (loss - self.median) / self.scale
         return f"loss {loss:.4g} is a spike, {deviations:.0f} deviations above the recent {self.median:.4g}"
 

@@ -1,7 +1,7 @@
-"""A model from elsewhere as a run of ours: its weights are the checkpoint of step 0, and it has a tokenizer, but no text.
+"""An imported model as a run: its weights are the checkpoint of step 0; it has a tokenizer, but no training data.
 
     config.toml  env.json  tokenizer.json  generation_config.json  checkpoints/step-00000000/
-`tapeless generate`, `eval --dataset-path`, `export` and `train new --init-from` take it like any other run.
+`tapeless generate`, `eval --dataset-path`, `export` and `train new --init-from` accept it like any other run.
 Tested by: tests/train/test_imported.py."""
 
 import json
@@ -22,7 +22,7 @@ from tapeless.train.checkpoint import STATE_FIELDS, save_checkpoint
 from tapeless.train.run_config import RunConfig, read_run_config, write_run_config
 from tapeless.train.run_dir import RunDir, write_environment
 
-LONGEST_WINDOW = 1024  # tokens that an evaluation sees at once, unless told otherwise: some models are made for a million
+LONGEST_WINDOW = 1024  # default seq_len of an evaluation: some models allow a million
 
 
 class Imported(NamedTuple):
@@ -32,9 +32,9 @@ class Imported(NamedTuple):
 
 
 def import_model(source: Path, out_dir: Path, argv: Sequence[str], *, tokenizer: str | None = None) -> Imported:
-    """tokenizer: `bytes` or the path of a tokenizer.json, for a directory that has none."""
+    """tokenizer: `bytes` or the path of a tokenizer.json, for a directory without one."""
     model = read_model(source)
-    chosen = tokenizer_for(model, source, tokenizer)
+    chosen = choose_tokenizer(model, source, tokenizer)
     run = write_run(out_dir, model.config, model.params, chosen, model.generation, argv)
     return Imported(run, model, chosen)
 
@@ -47,7 +47,7 @@ def write_run(
     generation: Generation,
     argv: Sequence[str],
 ) -> RunDir:
-    """A run of a model that was made elsewhere, or of other runs."""
+    """Write a model as a run that has taken no step."""
     run = RunDir.create(out_dir)
     try:
         tokenizer.save(run.tokenizer)
@@ -55,15 +55,15 @@ def write_run(
         train = TrainConfig(tokenizer=str(run.tokenizer), seq_len=min(config.max_seq_len, LONGEST_WINDOW))
         write_run_config(run.config, RunConfig(config, train, {"tokenizer_hash": tokenizer.fingerprint}))
         write_environment(run.env, argv)
-        save_checkpoint(run.checkpoints, params, {}, _beginning(train))
-    except BaseException:  # also an impatient Ctrl-C: half a directory would only be in the way of the next attempt
+        save_checkpoint(run.checkpoints, params, {}, _initial_state(train))
+    except BaseException:  # also Ctrl-C: an incomplete directory would block the next attempt
         shutil.rmtree(run.path)
         raise
     return run
 
 
 def generation_of(run: RunDir) -> Generation:
-    """How the model of a run wants to be sampled; a run that was trained here leaves it open."""
+    """The generation settings of an imported model; a model trained here has none."""
     try:
         settings = json.loads((run.path / FILE).read_bytes())
     except FileNotFoundError:
@@ -73,27 +73,27 @@ def generation_of(run: RunDir) -> Generation:
     return read_generation(settings, read_run_config(run.config).model.vocab_size)[0]
 
 
-def asked_tokenizer(train: TrainConfig) -> str | None:
-    """The one that a configuration names for a directory without one; its default is not a wish."""
+def requested_tokenizer(train: TrainConfig) -> str | None:
+    """The tokenizer that a configuration sets for a directory without one; the default does not count as set."""
     return None if train.tokenizer == TrainConfig().tokenizer else train.tokenizer
 
 
-def tokenizer_for(model: ExternalModel, source: Path, asked: str | None) -> Tokenizer:
-    if model.tokenizer is not None and asked is not None:
-        raise InputError(f"{source} has a tokenizer of its own; --tokenizer is for a directory without one")
+def choose_tokenizer(model: ExternalModel, source: Path, requested: str | None) -> Tokenizer:
+    if model.tokenizer is not None and requested is not None:
+        raise InputError(f"{source} has its own tokenizer; --tokenizer is for a directory without one")
     if model.tokenizer is not None:
         return model.tokenizer
-    if asked is None:
-        raise InputError(f"{source} has no tokenizer.json; name one: --tokenizer bytes, or the path of a tokenizer.json")
-    if asked in ("char", "bpe"):
-        raise InputError(f"--tokenizer {asked} is made from a text, and there is none here; expected bytes or a path")
-    found = make_tokenizer(asked, "", model.config.vocab_size)
+    if requested is None:
+        raise InputError(f"{source} has no tokenizer.json; pass one: --tokenizer bytes, or the path of a tokenizer.json")
+    if requested in ("char", "bpe"):
+        raise InputError(f"--tokenizer {requested} is trained on a text, and an import has none; expected bytes or a path")
+    found = make_tokenizer(requested, "", model.config.vocab_size)
     if found.vocab_size > model.config.vocab_size:
-        raise InputError(f"{asked} has {found.vocab_size} ids, but the vocabulary of the model is {model.config.vocab_size}")
+        raise InputError(f"{requested} has {found.vocab_size} ids, but the model's vocabulary has {model.config.vocab_size}")
     return found
 
 
-def _beginning(train: TrainConfig) -> dict[str, Any]:
+def _initial_state(train: TrainConfig) -> dict[str, Any]:
     """The state of a run that has not taken a step."""
     zeros = dict.fromkeys(("step", "tokens", "epoch", "sample_index"), 0)
     return dict.fromkeys(STATE_FIELDS) | zeros | {"seed": train.seed, "guard": {}, "world_size": 1}

@@ -2,33 +2,46 @@
 
     tapeless.load("runs/tiny")                                  its newest weights
     tapeless.load("runs/tiny/checkpoints/step-00001000")        those of one step
-    tapeless.load("runs/tiny", weights="ema")                   their moving average, where the run keeps one
+    tapeless.load("runs/tiny", weights="ema")                   their moving average, if the run has one
+    tapeless.load("runs/tiny", device="cuda", dtype="bfloat16") on a GPU
     tapeless.load("Qwen3-0.6B")                                 safetensors and config.json, as transformers saves them
 Tested by: tests/train/test_loading.py."""
 
 import warnings
 from pathlib import Path
+from typing import Any
 
 from tapeless.errors import CheckpointError
 from tapeless.interop.hf_import import is_hugging_face, read_model
 from tapeless.model.build import AnyModel
-from tapeless.model.transformer import Transformer
 from tapeless.train import runs
-from tapeless.train.checkpoint import MANIFEST, STEP_NAME, restore
+from tapeless.train.checkpoint import MANIFEST, STEP_NAME
 
 
-def load(path: str | Path, *, weights: str = "raw") -> AnyModel:
-    """Where the newest checkpoint of a run is damaged, the one before it is taken, with a warning."""
+def load(
+    path: str | Path,
+    *,
+    weights: str = "raw",
+    device: str | None = None,
+    dtype: str | None = None,
+    ops: str | None = None,
+    threads: int | None = None,
+) -> AnyModel:
+    """The model, on this machine: the settings that a run was trained with play no role.
+
+    device: default a GPU if there is one, else the CPU. dtype: default float32, the dtype of the saved weights. ops: default
+    auto. threads: the number of CPU threads while this model's methods run; default torch's own. No setting of the process
+    changes. If the newest checkpoint of a run is damaged, the one before it is loaded, with a warning."""
+    settings: dict[str, Any] = {"device": device, "dtype": dtype, "ops": ops, "threads": threads}
     run, which = Path(path), "latest"
     if is_hugging_face(run):
-        external = read_model(run)
-        model = Transformer(external.config, initialized=False)
-        restore(model.params, external.params, run)
-        return model
+        found = read_model(run)
+        return runs.inference_model(found.config, found.params, run, **settings)
     if (run / MANIFEST).is_file():
         checkpoint = run.resolve()
         step = STEP_NAME.fullmatch(checkpoint.name)
         if not step:
-            raise CheckpointError(f"{path} looks like a checkpoint, but is not named step-NUMBER; give it its name back")
+            raise CheckpointError(f"{path} looks like a checkpoint, but is not named step-NUMBER; restore its name")
         run, which = checkpoint.parents[1], str(int(step[1]))
-    return runs.load(run, which=which, weights=weights, on_warning=lambda text: warnings.warn(text, stacklevel=4)).model
+    warn = lambda text: warnings.warn(text, stacklevel=4)  # noqa: E731
+    return runs.load(run, which=which, weights=weights, **settings, on_warning=warn).model

@@ -96,9 +96,9 @@ class MetricsLog:
         else:
             self._failing = bool(self._waiting)
 
-    def truncate_to(self, step: int, *, redone: Collection[str] = ()) -> None:
+    def truncate_to(self, step: int, *, repeated: Collection[str] = ()) -> None:
         """Drop what a run resumed at this step will write again: events of later steps, a half-written last line, and of
-        this very step those kinds of event that come after the checkpoint (`redone`). Events without a step stay.
+        this very step those kinds of event that come after the checkpoint (`repeated`). Events without a step stay.
 
         A line in the middle that cannot be read goes too, aloud, and the file that had it is kept."""
         kept: list[bytes] = []
@@ -108,7 +108,7 @@ class MetricsLog:
             event = _event(line)
             if event is None:
                 unreadable += [number] if number < len(lines) else []  # the last one is empty, or half there
-            elif event.get("step", 0) < step or (event.get("step", 0) == step and event["event"] not in redone):
+            elif event.get("step", 0) < step or (event.get("step", 0) == step and event["event"] not in repeated):
                 kept.append(line + NEWLINE)
         if unreadable:
             self._keep_damaged(unreadable)

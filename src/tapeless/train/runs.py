@@ -1,12 +1,11 @@
-"""Runs as a whole: begin one, go on with one, load what one has made.
+"""Runs as a whole: create one, record its events, restore one, load the model of one.
 
-    tapeless train new        begin()        tapeless train resume    resumed_configuration(), restore_trainer()
+    tapeless train new        create_run()       tapeless train resume    resume_config(), restore_trainer()
     tapeless generate, eval   load()
 Tested by: tests/train/test_runs.py."""
 
 import errno
 import logging
-import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, fields, replace
@@ -21,55 +20,34 @@ from tapeless.data.prepare import Dataset, fingerprints, open_prepared, prepare,
 from tapeless.errors import DISK_FULL, CheckpointError, ConfigError, WriteError
 from tapeless.interop.generation import FILE as GENERATION
 from tapeless.interop.hf_import import is_hugging_face
-from tapeless.kernels.determinism import enable_determinism
 from tapeless.model.build import AnyModel, build_model
 from tapeless.optim.ema import EMA
-from tapeless.train.base import named_base, with_base
+from tapeless.train.base import base_facts, merge_base
 from tapeless.train.checkpoint import Checkpoint, checkpoints, load_checkpoint, read_checkpoint, restore
 from tapeless.train.fastest import fastest_dtype
-from tapeless.train.imported import asked_tokenizer, generation_of, import_model
+from tapeless.train.imported import generation_of, import_model, requested_tokenizer
 from tapeless.train.metrics_log import MetricsLog
 from tapeless.train.plan import default_seq_len
+from tapeless.train.process import default_device, limit_threads, usable_device
 from tapeless.train.rotation import remove_stale
 from tapeless.train.run_config import Change, RunConfig, check_resume, read_run_config, write_run_config
 from tapeless.train.run_dir import RunDir, RunLock, write_environment
-from tapeless.train.trainer import REDONE, Listener, Trainer
+from tapeless.train.trainer import REPEATED, Listener, Trainer
 
 log = logging.getLogger("tapeless")
 Warn = Callable[[str], None]
 
 
-def fresh_name(name: str, parent: Path = Path("runs")) -> Path:
-    """A directory that is not there yet: runs/tiny, runs/tiny-2, …"""
+def unused_path(name: str, parent: Path = Path("runs")) -> Path:
+    """A directory that does not exist yet: runs/tiny, runs/tiny-2, …"""
     stem = Path(name).stem
     paths = [parent / stem, *(parent / f"{stem}-{n}" for n in range(2, 10_000))]
     return next(path for path in paths if not path.exists())
 
 
-def usable_device(name: str) -> str:
-    try:
-        torch.empty(0, device=name)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:  # what torch raises of a name, a build, a driver
-        raise ConfigError(
-            f"device {name!r} cannot be used here: {str(error).splitlines()[0]}; --device cpu always can"
-        ) from None
-    return name
-
-
-def prepare_process(train: TrainConfig) -> None:
-    """What a configuration asks of the whole process, before the first product is computed in it."""
-    if train.threads:
-        cores = os.cpu_count() or 1
-        if train.threads > cores:
-            raise ConfigError(f"threads = {train.threads}, but this machine has {cores}; --threads {cores} at most")
-        torch.set_num_threads(train.threads)
-    if train.deterministic:
-        enable_determinism()
-
-
 def make_model(config: AnyModelConfig, train: TrainConfig) -> AnyModel:
-    prepare_process(train)
-    options: dict[str, Any] = {"seed": train.seed, "device": usable_device(train.device), "dtype": with_dtype(train).dtype}
+    """The model with its initial weights, as training sees it."""
+    options: dict[str, Any] = {"seed": train.seed, "device": usable_device(train.device), "dtype": resolve_dtype(train).dtype}
     if not isinstance(config, SimpleLMConfig):
         options |= {"ops": train.ops, "recompute": train.recompute, "freeze": train.freeze, "lora": train.lora}
     elif train.freeze or train.lora:
@@ -77,8 +55,9 @@ def make_model(config: AnyModelConfig, train: TrainConfig) -> AnyModel:
     return build_model(config, **options)
 
 
-def with_dtype(train: TrainConfig) -> TrainConfig:
-    """`auto` becomes a dtype, aloud. The run keeps what was chosen: a resume must compute as before, wherever it runs."""
+def resolve_dtype(train: TrainConfig) -> TrainConfig:
+    """Replace dtype `auto` by the dtype it means here, and log it. The run records the result, so that a resume on another
+    machine computes as before."""
     if train.dtype != "auto":
         return train
     found = fastest_dtype(usable_device(train.device))
@@ -86,28 +65,27 @@ def with_dtype(train: TrainConfig) -> TrainConfig:
     return replace(train, dtype=found.dtype)
 
 
-def resolved(config: AnyModelConfig, train: TrainConfig) -> TrainConfig:
-    """With a device that is there, a length of the windows and a dtype, whatever was left open."""
+def resolve_defaults(config: AnyModelConfig, train: TrainConfig) -> TrainConfig:
+    """Fill in seq_len and dtype where they were left open, and check that the device exists."""
     usable_device(train.device)
-    return with_dtype(replace(train, seq_len=train.seq_len or default_seq_len(config)))
+    return resolve_dtype(replace(train, seq_len=train.seq_len or default_seq_len(config)))
 
 
-def begin(
+def create_run(
     model_config: AnyModelConfig, train_config: TrainConfig, out_dir: Path, argv: Sequence[str]
 ) -> tuple[RunDir, RunConfig, Dataset]:
-    """A new run's directory with everything a resume needs; it is removed again where the data or the model do not work."""
+    """A new run directory with everything a resume needs; it is removed again if the data or the model cannot be used."""
     run = RunDir.create(out_dir)
     try:
-        prepare_process(train_config)
-        train_config = import_base_model(resolved(model_config, train_config), run, argv)
+        train_config = import_base_model(resolve_defaults(model_config, train_config), run, argv)
         data = prepare(train_config, model_config.vocab_size, run.path, end=eos_ids(train_config))
-        named = {"tokenizer_hash": data.tokenizer.fingerprint, "dataset_fingerprint": data.fingerprint}
+        facts = {"tokenizer_hash": data.tokenizer.fingerprint, "dataset_fingerprint": data.fingerprint}
         if train_config.init_from:
-            named |= _inherited(RunDir.open(train_config.init_from), run, adapters=train_config.lora is not None)
-        config = RunConfig(model_config, train_config, named)
+            facts |= _inherit(RunDir.open(train_config.init_from), run, adapters=train_config.lora is not None)
+        config = RunConfig(model_config, train_config, facts)
         write_run_config(run.config, config)
         write_environment(run.env, argv)
-    except BaseException as error:  # also an impatient Ctrl-C: half a directory would only be in the way of the next attempt
+    except BaseException as error:  # also Ctrl-C: an incomplete directory would block the next attempt
         shutil.rmtree(run.path, ignore_errors=True)
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise DISK_FULL(path=out_dir, detail="the data do not fit") from None
@@ -116,49 +94,48 @@ def begin(
 
 
 def import_base_model(train: TrainConfig, run: RunDir, argv: Sequence[str]) -> TrainConfig:
-    """init_from names a run from here on: a Hugging Face directory is imported as one, within the new run, which then needs
-    the directory no more."""
+    """If init_from names a Hugging Face directory, import it into the new run, so that the run no longer depends on it."""
     if not train.init_from or not is_hugging_face(Path(train.init_from)):
         return train
-    found = import_model(Path(train.init_from), run.path / "base", argv, tokenizer=asked_tokenizer(train))
+    found = import_model(Path(train.init_from), run.path / "base", argv, tokenizer=requested_tokenizer(train))
     for note in found.model.notes:
         log.warning(note)
     return replace(train, init_from=str(found.run.path), tokenizer=str(found.run.tokenizer))
 
 
 def eos_ids(train: TrainConfig) -> tuple[int, ...]:
-    """The token with which the model that a run begins with ends a text, where it has one."""
+    """The token that ends a text of the model that training starts from, if it has one."""
     return generation_of(RunDir.open(train.init_from)).stop[:1] if train.init_from else ()
 
 
-def _inherited(other: RunDir, run: RunDir, *, adapters: bool) -> dict[str, str]:
-    """What a run takes along from the one it begins with, beside the model: how it wants to be sampled, and the checkpoint
-    itself, by name."""
+def _inherit(other: RunDir, run: RunDir, *, adapters: bool) -> dict[str, str]:
+    """What a run takes from the one it starts from, besides the model: its generation settings, and the name and hash of the
+    checkpoint."""
     if (other.path / GENERATION).is_file():
         shutil.copy(other.path / GENERATION, run.path / GENERATION)
     if adapters and read_run_config(other.config).train.lora:
         raise ConfigError(f"{other.path} holds adapters itself; first: tapeless merge {other.path} --out DIR")
-    return named_base(load_checkpoint(other.checkpoints, on_warning=log.warning).path)
+    return base_facts(load_checkpoint(other.checkpoints, on_warning=log.warning).path)
 
 
-def resumed_configuration(run: RunDir, overrides: Mapping[str, Any]) -> tuple[RunConfig, list[Change]]:
-    """The run's configuration with `overrides` in it, and what they change; what may not change is refused."""
+def resume_config(run: RunDir, overrides: Mapping[str, Any]) -> tuple[RunConfig, list[Change]]:
+    """The run's configuration with `overrides` applied, and what they change; a change that is not allowed is an error."""
     before = read_run_config(run.config)
     if before.imported:
         raise ConfigError(
-            f"{run.path} was imported and has no text to go on with; begin a run from it: "
+            f"{run.path} was imported and has no data to train on; start a run from it: "
             f"tapeless train new --init-from {run.path}"
         )
     architecture = {field.name for field in fields(before.model)}
     of_model = {name: value for name, value in overrides.items() if name in architecture}
     of_train = {name: value for name, value in overrides.items() if name not in of_model}
     model = replace(before.model, **of_model)
-    train = with_dtype(checked("train", {**set_fields(before.train), **of_train}, "--override"))
+    train = resolve_dtype(checked("train", {**set_fields(before.train), **of_train}, "--override"))
     now = RunConfig(model, train, {**before.data, **fingerprints(run.path)})
     if (train.dataset_path, train.corpus) != (before.train.dataset_path, before.train.corpus):  # moved: is it the same text?
         hashes = source_hashes(run.path, train)
-        kept, found = (replace(c, data={**c.data, "source_sha256": x}) for c, x in zip((before, now), hashes, strict=True))
-        check_resume(kept, found, overrides.keys())
+        old, new = (replace(c, data={**c.data, "source_sha256": x}) for c, x in zip((before, now), hashes, strict=True))
+        check_resume(old, new, overrides.keys())
     return now, check_resume(before, now, overrides.keys())
 
 
@@ -167,7 +144,7 @@ def set_fields(train: TrainConfig) -> dict[str, Any]:
 
 
 class Recorder:
-    """Writes every event into metrics.jsonl and passes it on, while it holds the run's lock."""
+    """Writes every event to metrics.jsonl and passes it to the listeners, while it holds the run's lock."""
 
     def __init__(self, run: RunDir, *listeners: Listener):
         self.run, self.listeners = run, list(listeners)
@@ -181,13 +158,13 @@ class Recorder:
 
     def __call__(self, event: dict[str, Any]) -> None:
         self.log.append(event)
-        self._pass_on(event)
+        self._emit(event)
 
     def _warn(self, text: str) -> None:
-        """About the log itself, and so past it."""
-        self._pass_on({"event": "guard", "warning": text})
+        """A warning about the log itself, which is therefore not written to it."""
+        self._emit({"event": "guard", "warning": text})
 
-    def _pass_on(self, event: dict[str, Any]) -> None:
+    def _emit(self, event: dict[str, Any]) -> None:
         for listener in self.listeners:
             listener(event)
 
@@ -198,33 +175,33 @@ class Recorder:
         try:
             self.log.close()
         except WriteError:
-            if kind is None:  # else that is the failure to be told
+            if kind is None:  # otherwise the first failure is the one to report
                 raise
         finally:
             self.lock.release()
 
 
 def restore_trainer(trainer: Trainer, record: Recorder, *, fallback: bool, on_warning: Warn) -> None:
-    """Bring a new trainer to where its run stands: the newest checkpoint, or the beginning where none was written yet. What
-    metrics.jsonl has from behind it is dropped, since it will come again."""
+    """Bring a new trainer to the newest checkpoint of its run, or to step 0 if none was written yet. Events of metrics.jsonl
+    that come after it are dropped, since they will be written again."""
     folder = record.run.checkpoints
     if not checkpoints(folder) and had_checkpoints(record.run):
-        raise CheckpointError(f"{folder}: the run's checkpoints are gone; put them back, or begin a new run")
+        raise CheckpointError(f"{folder}: the run's checkpoints are missing; restore them, or start a new run")
     checkpoint = load_checkpoint(folder, on_warning=on_warning, fallback=fallback) if checkpoints(folder) else None
-    record.log.truncate_to(checkpoint.state["step"] if checkpoint else 0, redone=REDONE)
+    record.log.truncate_to(checkpoint.state["step"] if checkpoint else 0, repeated=REPEATED)
     if checkpoint:
         trainer.resume(checkpoint)
     else:
-        on_warning(f"{record.run.path} has no checkpoint yet: it begins again at step 0")
+        on_warning(f"{record.run.path} has no checkpoint yet: training starts again at step 0")
 
 
 def had_checkpoints(run: RunDir) -> bool:
-    """Whether any was ever written: `latest` would name it, and metrics.jsonl tell of it."""
+    """Whether any was ever written: `latest` or metrics.jsonl would mention it."""
     return (run.checkpoints / "latest").exists() or b'{"event": "checkpoint"' in run.metrics.read_bytes()
 
 
-def has_begun(run: RunDir) -> bool:
-    """Whether there is anything to lose. A full disk may have taken a checkpoint and no line, or the other way round."""
+def has_progress(run: RunDir) -> bool:
+    """Whether there is anything to lose: a checkpoint or a line of metrics.jsonl."""
     return bool(checkpoints(run.checkpoints)) or (run.metrics.is_file() and run.metrics.stat().st_size > 0)
 
 
@@ -235,7 +212,7 @@ class Loaded(NamedTuple):
     checkpoint: Checkpoint
 
 
-def saved_weights(run: RunDir, *, which: str = "latest", fallback: bool = True, on_warning: Warn) -> Checkpoint:
+def load_weights(run: RunDir, *, which: str = "latest", fallback: bool = True, on_warning: Warn) -> Checkpoint:
     """The checkpoint `latest`, `best`, or of the step that `which` names, with all weights of the model: adapters are merged
     into their base."""
     steps = checkpoints(run.checkpoints)
@@ -245,10 +222,10 @@ def saved_weights(run: RunDir, *, which: str = "latest", fallback: bool = True, 
         found = read_checkpoint(steps[int(which)])
     else:
         raise CheckpointError(f"{run.path} has no checkpoint {which!r}; there are latest, best, {', '.join(map(str, steps))}")
-    return with_base(found, read_run_config(run.config))
+    return merge_base(found, read_run_config(run.config))
 
 
-def chosen_weights(checkpoint: Checkpoint, weights: str) -> Mapping[str, Tensor]:
+def select_weights(checkpoint: Checkpoint, weights: str) -> Mapping[str, Tensor]:
     """weights: one of WEIGHTS."""
     if weights not in WEIGHTS:
         raise ConfigError(f"weights is {weights!r}; {nearest(weights, WEIGHTS)}")
@@ -256,9 +233,9 @@ def chosen_weights(checkpoint: Checkpoint, weights: str) -> Mapping[str, Tensor]
         return checkpoint.params
     if EMA not in checkpoint.optim:
         raise CheckpointError(
-            f"{checkpoint.path} holds no average of the weights: it was trained with ema_decay 0; take the raw weights"
+            f"{checkpoint.path} holds no average of the weights: it was trained with ema_decay 0; use the raw weights"
         )
-    return {**checkpoint.params, **checkpoint.optim[EMA]}  # what is frozen has no average
+    return {**checkpoint.params, **checkpoint.optim[EMA]}  # frozen parameters have no average
 
 
 def load(
@@ -267,15 +244,43 @@ def load(
     which: str = "latest",
     weights: str = "raw",
     device: str | None = None,
+    dtype: str | None = None,
+    ops: str | None = None,
+    threads: int | None = None,
     fallback: bool = True,
     on_warning: Warn,
 ) -> Loaded:
-    """The model of a run, its weights from `latest`, from `best`, or from the step that `which` names: as they were trained,
-    or (`ema`) their moving average. device: another than the run's."""
+    """The model of a run, with the weights of `latest`, of `best`, or of the step that `which` names: as trained, or their
+    moving average (`ema`). The settings are those of inference_model(), never those the run was trained with."""
     run = RunDir.open(path)
     config = read_run_config(run.config)
-    checkpoint = saved_weights(run, which=which, fallback=fallback, on_warning=on_warning)
-    model = make_model(config.model, replace(config.train, freeze="", lora_rank=0, device=device or config.train.device))
-    restore(model.params, chosen_weights(checkpoint, weights), checkpoint.path)
+    checkpoint = load_weights(run, which=which, fallback=fallback, on_warning=on_warning)
+    params = select_weights(checkpoint, weights)
+    settings: dict[str, Any] = {"device": device, "dtype": dtype, "ops": ops, "threads": threads}
+    model = inference_model(config.model, params, checkpoint.path, seed=config.train.seed, **settings)
     data = without_text(run.path) if config.imported else open_prepared(run.path)
     return Loaded(model, data, config, checkpoint)
+
+
+def inference_model(
+    config: AnyModelConfig,
+    params: Mapping[str, Tensor],
+    source: Path,
+    *,
+    seed: int = 0,
+    device: str | None = None,
+    dtype: str | None = None,
+    ops: str | None = None,
+    threads: int | None = None,
+) -> AnyModel:
+    """A model with given weights on this machine. device: a GPU if torch has one, else the CPU. dtype: that of the weights;
+    `auto` measures. ops: chosen for device and dtype. threads: around this model's calls; None leaves torch's number.
+    Changes no setting of the process."""
+    device = usable_device(device or default_device())
+    stored = "float64" if any(w.dtype == torch.float64 for w in params.values()) else "float32"
+    resolved = resolve_dtype(checked("train", {"dtype": dtype or stored, "device": device}, "load"))
+    options: dict[str, Any] = {"seed": seed, "device": device, "dtype": resolved.dtype, "initialized": False}
+    model = build_model(config, **options, **({} if isinstance(config, SimpleLMConfig) else {"ops": ops or "auto"}))
+    restore(model.params, params, source)
+    limit_threads(model, threads)
+    return model

@@ -1,6 +1,6 @@
-"""SIGTERM and SIGINT: the first asks for a save and an end, the second ends at once.
+"""SIGTERM and SIGINT: the first requests a save and an end, the second ends the process at once.
 
-A flag is all that a signal sets; the trainer asks for it where it can stop. Tested by: tests/train/test_signals.py."""
+The handler only sets a flag; the trainer polls it where it can stop. Tested by: tests/train/test_signals.py."""
 
 import signal
 from types import FrameType
@@ -10,7 +10,7 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class StopSignals:
-    """`with StopSignals() as stop:` … `stop.requested()`."""
+    """`with StopSignals() as stop:` … `stop.requested()`. Only the main thread may enter it."""
 
     def __init__(self) -> None:
         self.received: int | None = None
@@ -22,7 +22,7 @@ class StopSignals:
     def _handle(self, number: int, frame: FrameType | None) -> None:
         self.received = number
         for each in SIGNALS:
-            signal.signal(each, signal.SIG_DFL)  # a second one does what it always did
+            signal.signal(each, signal.SIG_DFL)  # a second signal has its usual effect
 
     def __enter__(self) -> "StopSignals":
         self._before = {number: signal.signal(number, self._handle) for number in SIGNALS}

@@ -1,18 +1,19 @@
-"""The trainer: what `tapeless train new` does, step by step, for people who write their own loop too.
+"""The trainer: the training loop of `tapeless train new`, also for loops of your own.
 
     trainer = Trainer(model, TrainConfig(max_steps=200), data)
-    trainer.run()                                  # everything, or
+    trainer.run()                                  # the whole loop, or
     metrics = trainer.step(*trainer.next_batch())  # one step at a time
 
-Everything is a function of the step and of how many samples came before it: the batch, the learning rate, the dropout masks,
-what is due. A run that is stopped and resumed at a step therefore goes on as if nothing had been. At a step boundary the order
-is save, evaluate, sample: a checkpoint is on disk before anything that could fail, and whoever resumes from it evaluates and
-samples again. What the disk does not take on the way is a warning, since the weights in memory are worth more than any
-file: the next save that is due tries again. Only the last one must succeed.
+The batch, the learning rate, the dropout masks and what is due are functions of the step and of the number of samples before
+it, so a run that is stopped and resumed continues as if it had not been interrupted. After a step the order is save, evaluate,
+sample: the checkpoint is on disk before anything that could fail, and a resume from it evaluates and samples again. A failed
+write during training is a warning, since the weights in memory are worth more than any file: the next save tries again. Only
+the last one must succeed.
 Tested by: tests/train/test_trainer.py, tests/train/test_resume.py."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,7 @@ from tapeless.train.rotation import is_new_best, mark_best, repair_names, rotate
 from tapeless.train.run_dir import RunDir
 from tapeless.train.step import StepMetrics, StepResult, ema_of, optimizer_of, train_step
 
-REDONE = ("checkpoint", "eval", "sample", "guard", "end")  # what a resume writes again of the step it begins at
+REPEATED = ("checkpoint", "eval", "sample", "guard", "end")  # events that a resume writes again for the step it starts at
 
 Listener = Callable[[dict[str, Any]], None]
 
@@ -60,13 +61,13 @@ class Trainer:
         stopped: Callable[[], bool] = lambda: False,
         base: str | None = None,
     ):
-        """run: where checkpoints and samples go; without one nothing is written. on_event: told every event of
-        metrics.jsonl. before_save: called before each checkpoint, which must not outlive what was told until then.
-        stopped: asked at every step and inside evaluation; True saves and ends the run, as does the end of max_time, which
-        is counted from here on. base: the hash of the weights that adapters stand beside, which checkpoints then name."""
+        """run: where checkpoints and samples are written; None writes nothing. on_event: called with every event of
+        metrics.jsonl. before_save: called before each checkpoint, to flush the events so far. stopped: polled at every step
+        and during evaluation; True saves and ends the run, as does max_time, which counts from here. base: the hash of the
+        base weights of adapters, recorded in checkpoints."""
         self.model, self.config, self.data, self.run_dir = model, config, data, run
         self.on_event, self.before_save, self.base = on_event, before_save, base
-        self._asked, self._deadline = stopped, time.monotonic() + seconds(config.max_time)
+        self._stop_requested, self._deadline = stopped, time.monotonic() + seconds(config.max_time)
         self.seq_len: int = config.seq_len or default_seq_len(model.config)
         starts = document_starts(model, config, data)
         self.loader = training_batches(data, self.seq_len, config.batch_size * config.grad_accum, config.seed, starts[0])
@@ -75,18 +76,21 @@ class Trainer:
         self.ema = ema_of(model, config)
         self._graphed = graphed_step(model, self.optimizer, config)
         self.spikes = SpikeGuard(config.spike_z)
-        self._watch = LayerStats(model, config.layer_stats_every)
-        self.steps = self.samples = self.tokens = 0  # taken and seen so far
-        self.skipped = 0  # updates, because their loss was a spike
+        self._layer_stats = LayerStats(model, config.layer_stats_every)
+        self.steps = self.samples = self.tokens = 0  # so far
+        self.skipped = 0  # updates not made, because the loss was a spike
+        self.last_loss: float | None = None
+        self.last_val_loss: float | None = None
         self.best_val_loss: float | None = None
         self.best_step: int | None = None
-        self.evals_without_best, self.last_eval = 0, 0  # how many in a row; the step of the last one
+        self.evals_without_best, self.last_eval = 0, 0  # in a row; the step of the last evaluation
         self.resumed_from: int | None = None
-        self._saved: tuple[int, Path] | None = None  # the last checkpoint: its step and place
+        self._saved: tuple[int, Path] | None = None  # the last checkpoint: its step and path
+        self._last_end: float | None = None  # perf_counter at the end of the last step, moved on by pauses
         self._plan()
 
     def _plan(self) -> None:
-        """Counted from where the run stands."""
+        """Number of steps and warm-up, from the current position."""
         self.total_steps = total_steps(self.config, self.loader.num_windows, steps=self.steps, samples=self.samples)
         self.warmup_steps = warmup_steps(self.config, self.total_steps)
 
@@ -101,7 +105,7 @@ class Trainer:
             warmup_steps=self.warmup_steps,
         )
 
-    def next_batch(self) -> tuple[Tensor, ...]:  # tokens, targets (k*B, T) int64, k = grad_accum; documents if kept apart
+    def next_batch(self) -> tuple[Tensor, ...]:  # tokens, targets (k*B, T) int64, k = grad_accum; document ids if masked
         return tuple(part.to(self.model.device) for part in self.loader.batch(self.samples))
 
     def step(
@@ -122,15 +126,26 @@ class Trainer:
             raise explained(error, self.model, batch, counts, lr, self.run_dir) from None
         if self.ema is not None and not result.skipped:
             self.ema.update(self.optimizer.t)
-        taken = time.perf_counter() - start
+        now = time.perf_counter()
+        wall = now - (start if self._last_end is None else self._last_end)  # with the time that the batch took to load
+        self._last_end = now
         self.steps += 1
         self.samples += tokens.shape[0]
         self.tokens += tokens.numel()
-        speed = tokens.numel() / taken
-        return StepMetrics(self.steps, epoch, self.tokens, result.loss, lr, result.grad_norm, taken, speed)
+        self.last_loss = result.loss
+        speed = tokens.numel() / wall
+        return StepMetrics(self.steps, epoch, self.tokens, result.loss, lr, result.grad_norm, now - start, speed)
+
+    @contextmanager
+    def _pause(self) -> Iterator[None]:
+        """Around work between steps that tokens per second leaves out: evaluations, checkpoints, samples."""
+        busy = None if self._last_end is None else time.perf_counter() - self._last_end
+        yield
+        if busy is not None:
+            self._last_end = time.perf_counter() - busy
 
     def _computed(self, tokens: Tensor, targets: Tensor, documents: Tensor | None, lr: float) -> StepResult:
-        """The step itself, under the guard against spikes."""
+        """The step itself, with the spike guard."""
         limit = self.spikes.limit()
         if self._graphed is not None and documents is None:
             result = self._graphed(tokens, targets, lr=lr, step=self.steps, loss_limit=limit.loss)
@@ -152,8 +167,8 @@ class Trainer:
         if result.skipped:
             self.skipped += 1
             spike = {"skipped_step": self.steps + 1, "spike": result.loss, "limit": limit.loss, "skipped": self.skipped}
-            told = f"step {self.steps + 1}: {limit.passed_by(result.loss)}: its update was skipped, {self.skipped} so far"
-            self._warn(told, **spike)
+            text = f"step {self.steps + 1}: {limit.exceeded_by(result.loss)}: the update was skipped, {self.skipped} so far"
+            self._warn(text, **spike)
         return result
 
     @property
@@ -161,13 +176,13 @@ class Trainer:
         return time.monotonic() >= self._deadline
 
     def stopped(self) -> bool:
-        """Whether the run is to end here, to be resumed."""
-        return self._asked() or self.out_of_time
+        """Whether to end the run here, resumable."""
+        return self._stop_requested() or self.out_of_time
 
     def run(self) -> str:
-        """Train to the end; `done`, `early` (no new best for too long) or `stopped` (asked to, or out of time; resumable)."""
+        """Train to the end; returns `done`, `early` (no new best for too long) or `stopped` (requested, or out of time)."""
         try:
-            complete = True
+            complete, self._last_end = True, time.perf_counter()
             if self.resumed_from is not None:
                 self._emit("checkpoint", path=f"step-{self.steps:08d}")
                 complete = self._after_step()
@@ -181,16 +196,16 @@ class Trainer:
         return ending
 
     def _take_step(self) -> None:
-        watched = self._watch.due(self.steps + 1)
-        if watched:
-            self._watch.before()
+        measured = self._layer_stats.due(self.steps + 1)
+        if measured:
+            self._layer_stats.before()
         metrics = self.step(*self.next_batch())
         self._emit("step", **metrics._asdict())
-        if watched:
-            self._emit("watch", **self._watch.after(metrics.grad_norm))
+        if measured:
+            self._emit("layer_stats", **self._layer_stats.after(metrics.grad_norm))
 
     def _ending(self, complete: bool) -> str | None:
-        """Whether and why the run ends here. complete: all that was due at this step has been done."""
+        """Why the run ends here, or None. complete: everything due at this step has been done."""
         if complete and self.steps >= self.total_steps:
             return "done"
         if complete and self.config.patience and self.evals_without_best >= self.config.patience:
@@ -198,12 +213,12 @@ class Trainer:
         return "stopped" if self.stopped() else None
 
     def _after_step(self) -> bool:
-        """What is due after a step: save, evaluate, sample. False where a stop cut it short: a resume does it again."""
+        """What is due after a step: save, evaluate, sample. False if a stop interrupted it: a resume does it again."""
         if self.steps == 0:
             return True
         c, last = self.config, self.steps >= self.total_steps
         if last or self.steps % c.save_every == 0:
-            self._unless_the_disk_fails(self.save)
+            self._warn_if_write_fails(self.save)
         evaluation_due = last or (c.eval_every and self.steps % c.eval_every == 0)
         if evaluation_due and self.evaluate() is None:
             return False
@@ -214,24 +229,28 @@ class Trainer:
         return True
 
     def evaluate(self) -> Evaluation | None:
-        """The loss on the validation windows, and a checkpoint where it is the best; None where a stop came in between."""
+        """The loss on the validation windows, and a checkpoint if it is the best; None if a stop interrupted it."""
+        with self._pause():
+            return self._evaluate()
+
+    def _evaluate(self) -> Evaluation | None:
         found = self._evaluation()
         average = None if found is None or self.ema is None else self._average_evaluation(self.ema)
         if found is None or (average is None and self.ema is not None):
             return None
         if is_new_best(found.val_loss, self.best_val_loss):
-            self._unless_the_disk_fails(lambda: self._save_best(found.val_loss))
+            self._warn_if_write_fails(lambda: self._save_best(found.val_loss))
             self.best_val_loss, self.best_step, self.evals_without_best = found.val_loss, self.steps, 0
-        elif self.last_eval != self.steps:  # else it was counted before the checkpoint that this run was resumed from
+        elif self.last_eval != self.steps:  # otherwise the run was resumed here, and it was counted before
             self.evals_without_best += 1
-        self.last_eval = self.steps
-        beside = {} if average is None else {"ema_val_loss": average.val_loss}
-        self._emit("eval", **found._asdict(), **beside, floor=self.data.floor, best=self.best_val_loss)
+        self.last_eval, self.last_val_loss = self.steps, found.val_loss
+        ema = {} if average is None else {"ema_val_loss": average.val_loss}
+        self._emit("eval", **found._asdict(), **ema, floor=self.data.floor, best=self.best_val_loss)
         return found
 
     def _evaluation(self) -> Evaluation | None:
-        tokens, targets, *apart = self.validation
-        documents = apart[0] if apart else None
+        tokens, targets, *ids = self.validation
+        documents = ids[0] if ids else None
         return evaluate(self.model, tokens, targets, self.data.bytes_per_token, documents=documents, stopped=self.stopped)
 
     def _average_evaluation(self, ema: Ema) -> Evaluation | None:
@@ -239,18 +258,22 @@ class Trainer:
             return self._evaluation()
 
     def _save_best(self, val_loss: float) -> None:
-        path = self.save()  # its state is still the one before this evaluation
+        path = self.save()  # with the state from before this evaluation
         if self.run_dir is not None and path is not None:
             mark_best(self.run_dir.checkpoints, path, val_loss, self.best_val_loss)
 
-    def _unless_the_disk_fails(self, write: Callable[[], object]) -> None:
+    def _warn_if_write_fails(self, write: Callable[[], object]) -> None:
         try:
             write()
         except WriteError as error:
-            self._warn(f"{error}; training goes on")
+            self._warn(f"{error}; training continues")
 
     def sample(self) -> str:
-        """A text that the model continues from the prompt, or from the first validation token."""
+        """A text that continues the prompt, or the first validation token."""
+        with self._pause():
+            return self._sample()
+
+    def _sample(self) -> str:
         c, tokenizer = self.config, self.data.tokenizer
         prompt = tokenizer.encode(c.sample_prompt) if c.sample_prompt else self.data.beginning()
         (ids,) = generate(
@@ -261,7 +284,7 @@ class Trainer:
             vocab_size=tokenizer.vocab_size,
         )
         text = tokenizer.decode([*prompt, *ids])
-        self._unless_the_disk_fails(lambda: self._write_sample(text))
+        self._warn_if_write_fails(lambda: self._write_sample(text))
         self._emit("sample", text=text)
         return text
 
@@ -271,28 +294,33 @@ class Trainer:
                 file.write(text.encode())
 
     def save(self) -> Path | None:
-        """Write a checkpoint of this step, once. Its state is the one before the step's evaluation, so that whoever resumes
-        from it comes to the same decisions when it evaluates again. Weights that are no numbers are not worth keeping."""
+        """Write a checkpoint of this step, once. Its state is from before the step's evaluation, so that a resume evaluates
+        again and decides the same. Weights that are not finite are an error and not saved."""
         if self.run_dir is None:
             return None
         if self._saved is None or self._saved[0] != self.steps:
-            self.model.store.raise_if_non_finite()
-            self.before_save()
-            kept = self.optimizer.named_state() | ({} if self.ema is None else {EMA: self.ema.named()})
-            path = save_checkpoint(self.run_dir.checkpoints, checkpointed(self.model.params), kept, self._state())
-            self._saved = (self.steps, path)
-            self._emit("checkpoint", path=path.name)
-            rotate(
-                self.run_dir.checkpoints,
-                keep_last=self.config.keep_last,
-                keep_every=self.config.keep_every,
-                protect=() if self.resumed_from is None else (self.resumed_from,),
-                on_warning=self._warn,
-            )
-        return self._saved[1]
+            with self._pause():
+                self._save(self.run_dir)
+        return self._saved[1] if self._saved else None
+
+    def _save(self, run: RunDir) -> None:
+        self.model.store.raise_if_non_finite()
+        self.before_save()
+        state = self.optimizer.named_state() | ({} if self.ema is None else {EMA: self.ema.named()})
+        path = save_checkpoint(run.checkpoints, checkpointed(self.model.params), state, self._state())
+        self._saved = (self.steps, path)
+        self._emit("checkpoint", path=path.name)
+        rotate(
+            run.checkpoints,
+            keep_last=self.config.keep_last,
+            keep_every=self.config.keep_every,
+            protect=() if self.resumed_from is None else (self.resumed_from,),
+            written=self.steps,
+            on_warning=self._warn,
+        )
 
     def resume(self, checkpoint: Checkpoint) -> None:
-        """Go on where a checkpoint was written."""
+        """Restore weights, optimizer and position from a checkpoint."""
         state, moments = checkpoint.state, self.optimizer.named_state()
         saved = {name: views for name, views in checkpoint.optim.items() if name != EMA}
         if saved.keys() != moments.keys():
@@ -308,7 +336,7 @@ class Trainer:
         self.best_val_loss, self.best_step = state["best_val_loss"], state["best_step"]
         guard = state["guard"]
         self.evals_without_best, self.last_eval = guard["evals_without_best"], guard["last_eval"]
-        self.skipped = guard.get("skipped", 0)  # a checkpoint from before this guard has neither
+        self.skipped = guard.get("skipped", 0)  # older checkpoints have neither
         self.spikes = SpikeGuard(self.config.spike_z, guard.get("losses", ()))
         self.optimizer.t = self.steps - self.skipped
         self._saved = (self.steps, checkpoint.path)
@@ -316,14 +344,14 @@ class Trainer:
         self._resume_average(checkpoint)
         if self.run_dir is not None:
             folder = self.run_dir.checkpoints
-            self._unless_the_disk_fails(lambda: repair_names(folder, self.steps, self.best_step, on_warning=self._warn))
+            self._warn_if_write_fails(lambda: repair_names(folder, self.steps, self.best_step, on_warning=self._warn))
         here = {"threads": torch.get_num_threads(), "torch_version": torch.__version__, "world_size": 1}
         changed = [f"{name} was {state[name]}, is {value}" for name, value in here.items() if state[name] != value]
         if changed:
-            self._warn(f"the last bits may differ from a run that was never stopped: {'; '.join(changed)}")
+            self._warn(f"the last bits may differ from an uninterrupted run: {'; '.join(changed)}")
 
     def _resume_average(self, checkpoint: Checkpoint) -> None:
-        """An override of ema_decay may have the average begin or end here, which is said."""
+        """An override of ema_decay may start or end the average here, with a warning."""
         average = checkpoint.optim.get(EMA)
         if self.ema is None:
             if average is not None:
@@ -332,7 +360,7 @@ class Trainer:
             restore(self.ema.named(), average, checkpoint.path)
         else:
             self.ema.begin()
-            self._warn(f"{checkpoint.path} holds no average of the weights: it begins with the weights of step {self.steps}")
+            self._warn(f"{checkpoint.path} holds no average of the weights: it starts from the weights of step {self.steps}")
 
     def _state(self) -> dict[str, Any]:
         return {

@@ -1,6 +1,6 @@
-"""An output that rather loses words than a training: `tapeless train new > log` on a disk that fills up goes on in silence.
+"""Output that cannot end a training: `tapeless train new > log` on a full disk goes on without printing.
 
-A reader that has left (BrokenPipeError) is no failing disk, and ends the command as it always does.
+A closed pipe (BrokenPipeError) is not a failing disk: it ends the command as usual.
 Tested by: tests/faults/test_failing_writes.py."""
 
 import os
@@ -11,7 +11,7 @@ from typing import Any
 
 
 class IgnoreWriteErrors:
-    """A stream whose failures are nobody's business; for the rest it is the stream."""
+    """A stream that drops what cannot be written; everything else is the wrapped stream's."""
 
     def __init__(self, stream: Any):
         self._stream = stream
@@ -45,5 +45,5 @@ def ignore_write_errors() -> Iterator[None]:
             stream.flush()
         except BrokenPipeError:
             raise
-        except OSError:  # Python would try again when it ends, and fail then
+        except OSError:  # Python would flush again at exit, and fail then
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

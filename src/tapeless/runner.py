@@ -1,0 +1,280 @@
+"""`tapeless.train` and `tapeless.resume`: everything that `tapeless train new` and `train resume` do, from Python.
+
+    result = tapeless.train("tiny", "my.txt", out_dir="runs/mine", max_steps=200, callbacks=[on_event])
+    result = tapeless.resume("runs/mine", max_steps=400)
+Resource check, run directory, metrics.jsonl, display, reporters, signals, baselines, gradient check, training, checkpoints.
+Tested by: tests/train/test_runner.py."""
+
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from threading import current_thread, main_thread
+from typing import Any
+
+from tapeless.config import KINDS, AnyModelConfig, ModelConfig, Recipe, SimpleLMConfig, TrainConfig, preset_recipe, read_recipe
+from tapeless.data.baselines import baselines
+from tapeless.data.prepare import Dataset, open_prepared
+from tapeless.errors import ConfigError, GradientError, TapelessError
+from tapeless.estimate.disk import disk_of
+from tapeless.estimate.fit import resource_errors
+from tapeless.estimate.memory import memory_of
+from tapeless.model.build import AnyModel
+from tapeless.report.reporters import Reporters, check_packages
+from tapeless.train.display import Display, make_display
+from tapeless.train.init_from import load_initial_weights, resolve_recipe
+from tapeless.train.metrics_log import read_metrics
+from tapeless.train.output import ignore_write_errors
+from tapeless.train.plan import total_steps
+from tapeless.train.process import process_settings
+from tapeless.train.run_config import Change, RunConfig, write_run_config
+from tapeless.train.run_dir import RunDir
+from tapeless.train.runs import (
+    Recorder,
+    create_run,
+    has_progress,
+    make_model,
+    resolve_defaults,
+    restore_trainer,
+    resume_config,
+    set_fields,
+    unused_path,
+)
+from tapeless.train.signals import StopSignals
+from tapeless.train.trainer import Trainer
+
+STOP = "stop"  # what a callback returns to stop the run
+MACHINE = ("device", "dtype", "ops", "threads", "deterministic")  # settings whose change may change the last bits
+Event = dict[str, Any]
+Callback = Callable[[Event], object]
+Config = str | Path | AnyModelConfig | Recipe | tuple[AnyModelConfig, TrainConfig]
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """How a run ended."""
+
+    path: Path  # the run directory
+    model: AnyModel
+    reason: str  # done | early (--patience) | stopped (resumable)
+    step: int
+    loss: float | None  # of the last step; None if no step was taken
+    val_loss: float | None  # of the last evaluation
+    best_val_loss: float | None
+
+    def events(self) -> list[Event]:
+        """The lines of metrics.jsonl."""
+        return list(read_metrics(RunDir(self.path).metrics))
+
+
+def train(
+    config: Config = "default",
+    data: Dataset | str | Path | None = None,
+    *,
+    out_dir: str | Path | None = None,
+    callbacks: Iterable[Callback] = (),
+    display: str | None = "auto",
+    skip_resource_check: bool = False,
+    name: str | None = None,
+    **settings: Any,
+) -> TrainResult:
+    """Create a run and train it to the end.
+
+    config: a preset's name, the path of a TOML file, a ModelConfig, or a pair (ModelConfig, TrainConfig). data: what
+    dataset_path takes, or a Dataset; default the dataset_path or corpus of the settings. out_dir: default runs/NAME, NAME being
+    that of the preset. callbacks: called with every event; one that returns tapeless.STOP stops the run. display: auto (live in
+    a terminal, else plain lines), plain, json, or None. settings: fields of TrainConfig, such as max_steps=200, lr=1e-3.
+
+    The run is stopped by a callback, by max_time, and in the main thread by SIGINT and SIGTERM: it saves a checkpoint and can
+    be resumed. An exception in a callback stops it in the same way, and is raised once the checkpoint is written."""
+    found, recipe = _recipe(config)
+    if data is not None:
+        settings["dataset_path"] = str(_folder(data) if isinstance(data, Dataset) else data)
+    if out_dir is not None:
+        settings["out_dir"] = str(out_dir)
+    recipe = recipe._replace(train={**recipe.train, **settings})
+    name = name or found
+    model_config, train_config = resolve_recipe(recipe, name)
+    if train_config.init_from:
+        name = Path(train_config.init_from).resolve().name
+    check_packages(train_config.report_to)
+    shown = make_display(display, train_config.log_every)
+    path = Path(train_config.out_dir) if train_config.out_dir else unused_path(name)
+    with process_settings(train_config):
+        train_config = resolve_defaults(model_config, train_config)
+        for error in _resource_errors(model_config, train_config, path):
+            if not skip_resource_check:
+                raise error
+            shown.warn(str(error))
+        run, run_config, dataset = create_run(model_config, train_config, path, sys.argv)
+        try:
+            return _train(run, run_config, dataset, shown, callbacks)
+        except Exception as error:
+            if not has_progress(run) and not isinstance(error, GradientError):
+                shutil.rmtree(run.path, ignore_errors=True)
+            raise
+
+
+def resume(
+    path: str | Path,
+    *,
+    callbacks: Iterable[Callback] = (),
+    display: str | None = "auto",
+    fallback: bool = True,
+    **overrides: Any,
+) -> TrainResult:
+    """Continue a run from its newest checkpoint; on the same machine the result is bit for bit that of an uninterrupted run.
+
+    fallback: use the checkpoint before a damaged one. overrides: fields of TrainConfig to change, such as max_steps=400 or
+    device="cpu"; they are recorded in the run. callbacks, display: as for train()."""
+    run = RunDir.open(path)
+    config, changes = resume_config(run, overrides)
+    check_packages(config.train.report_to)
+    shown = make_display(display, config.train.log_every)
+    with process_settings(config.train):
+        data = open_prepared(run.path, config.data["dataset_fingerprint"])
+        return _train(run, config, data, shown, callbacks, resume=True, fallback=fallback, changes=changes)
+
+
+def _recipe(config: Config) -> tuple[str, Recipe]:
+    """A configuration in any of its forms as a recipe, and its name."""
+    if isinstance(config, Recipe):
+        return "recipe", config
+    if isinstance(config, Path) or (isinstance(config, str) and config.endswith(".toml")):
+        return str(config), read_recipe(Path(config))
+    if isinstance(config, str):
+        return config, preset_recipe(config)
+    model, train = config if isinstance(config, tuple) else (config, None)
+    if not isinstance(model, ModelConfig | SimpleLMConfig) or not isinstance(train, TrainConfig | None):
+        raise ConfigError(
+            f"config is a {type(config).__name__}; expected a preset's name, a TOML file, a ModelConfig, or a pair of "
+            "ModelConfig and TrainConfig"
+        )
+    kind = next(kind for kind, cls in KINDS.items() if type(model) is cls)
+    return "model", Recipe(kind, asdict(model), set_fields(train) if train else {})
+
+
+def _folder(data: Dataset) -> Path:
+    """Where `tapeless.prepare` wrote a dataset."""
+    file = getattr(data.train, "filename", None)
+    if file is None:
+        raise ConfigError("this dataset is not one folder of prepared data; pass the path of its folder instead")
+    return Path(file).parent
+
+
+def _resource_errors(config: AnyModelConfig, train: TrainConfig, out_dir: Path) -> list[TapelessError]:
+    """Why free memory or disk will not suffice, before anything is written."""
+    memory = memory_of(config, train)
+    steps = total_steps(train, 0) if train.epochs is None else train.max_steps
+    return resource_errors(config, train, memory, disk_of(memory.checkpoint, train, steps), out_dir)
+
+
+class _Callbacks:
+    """Calls the user's callbacks, and remembers a request to stop or the first exception."""
+
+    def __init__(self, callbacks: Iterable[Callback]):
+        self.callbacks = tuple(callbacks)
+        self.stop = False
+        self.error: Exception | None = None
+
+    def __call__(self, event: Event) -> None:
+        for callback in self.callbacks:
+            try:
+                answer = callback(dict(event))
+            except Exception as error:
+                self.stop, self.error, self.callbacks = True, error, ()
+                return
+            if isinstance(answer, str) and answer == STOP:
+                self.stop = True
+
+
+def _train(
+    run: RunDir,
+    config: RunConfig,
+    data: Dataset,
+    display: Display,
+    callbacks: Iterable[Callback],
+    *,
+    resume: bool = False,
+    fallback: bool = True,
+    changes: Sequence[Change] = (),
+) -> TrainResult:
+    user = _Callbacks(callbacks)
+    with ExitStack() as stack:
+        signals = StopSignals()
+        if current_thread() is main_thread():  # Python sets signal handlers there only
+            stack.enter_context(ignore_write_errors())
+            stack.enter_context(signals)
+        record = stack.enter_context(Recorder(run, display.event, user))
+        model = make_model(config.model, config.train)
+        load_initial_weights(model, run, config, on_warning=display.warn)
+        trainer = Trainer(
+            model,
+            config.train,
+            data,
+            run=run,
+            on_event=record,
+            before_save=record.log.sync,
+            stopped=lambda: user.stop or signals.requested(),
+            base=config.data.get("base_sha256") if config.train.lora else None,
+        )
+        if resume:
+            _restore(trainer, record, config, display, changes, fallback=fallback)
+        record.listeners.append(stack.enter_context(Reporters(run, config.train.report_to)).event)
+        found = baselines(*data.counted(), data.tokenizer.vocab_size)
+        display.introduce(run.path, trainer, found)
+        if config.train.verify and not resume:
+            _check_gradients(trainer, display)
+        record(
+            {
+                "event": "resume" if resume else "start",
+                "step": trainer.steps,
+                "parameters": model.num_params,
+                "total_steps": trainer.total_steps,
+                "baselines": found._asdict(),
+                "floor": data.floor,
+                "changes": {change.name: [change.old, change.new] for change in changes},
+                "time": time.time(),
+            }
+        )
+        with display:
+            reason = trainer.run()
+        record({"event": "end", "step": trainer.steps, "reason": reason, "time": time.time()})
+        display.close(run.path, trainer, reason)
+    if user.error is not None:
+        raise user.error
+    losses = trainer.last_loss, trainer.last_val_loss, trainer.best_val_loss
+    return TrainResult(run.path, model, reason, trainer.steps, *losses)
+
+
+def _restore(
+    trainer: Trainer,
+    record: Recorder,
+    config: RunConfig,
+    display: Display,
+    changes: Sequence[Change],
+    *,
+    fallback: bool,
+) -> None:
+    restore_trainer(trainer, record, fallback=fallback, on_warning=display.warn)
+    changed = [f"{change.name} was {change.old}, is {change.new}" for change in changes if change.name in MACHINE]
+    if changed:
+        display.warn(f"the last bits may differ from an uninterrupted run: {'; '.join(changed)}")
+    if changes:
+        write_run_config(record.run.config, config)
+
+
+def _check_gradients(trainer: Trainer, display: Display) -> None:
+    from tapeless.verify.first_batch import first_batch_findings  # only runs that verify load it
+
+    findings = list(first_batch_findings(trainer.model, *trainer.next_batch()))
+    display.verified(findings)
+    failed = [finding for finding in findings if not finding.ok]
+    if failed:
+        raise GradientError(
+            f"{len(failed)} of {len(findings)} gradient checks failed on the first batch, the worst: {failed[0]}; "
+            "nothing was trained"
+        )

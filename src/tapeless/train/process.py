@@ -1,0 +1,87 @@
+"""Settings that belong to the whole process: the device, the number of CPU threads, deterministic algorithms.
+
+Training applies them for its own duration and restores what was set before. A loaded model applies its number of threads
+around each of its calls.
+Tested by: tests/train/test_process.py."""
+
+import inspect
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from typing import Any
+
+import torch
+
+from tapeless.config import TrainConfig
+from tapeless.errors import ConfigError
+from tapeless.kernels.determinism import enable_determinism
+from tapeless.model.build import AnyModel
+
+
+def usable_device(name: str) -> str:
+    """The device, if torch can allocate on it."""
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:  # a bad name, a build without it, no driver
+        raise ConfigError(
+            f"device {name!r} cannot be used here: {str(error).splitlines()[0]}; --device cpu always can"
+        ) from None
+    return name
+
+
+def default_device() -> str:
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+@contextmanager
+def num_threads(count: int | None) -> Iterator[None]:
+    """torch (and with it the CPU kernels) uses `count` threads inside the block; None changes nothing."""
+    cores, before = os.cpu_count() or 1, torch.get_num_threads()
+    if count is not None and count > cores:
+        raise ConfigError(f"threads = {count}, but this machine has {cores}; use threads = {cores} or fewer")
+    if count is None or count == before:
+        yield
+        return
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextmanager
+def process_settings(train: TrainConfig) -> Iterator[None]:
+    """Threads and determinism as a configuration asks for; restored at the end."""
+    with num_threads(train.threads):
+        if not train.deterministic:
+            yield
+            return
+        settings: Any = torch.utils.deterministic
+        before = torch.are_deterministic_algorithms_enabled(), settings.fill_uninitialized_memory
+        enable_determinism()
+        try:
+            yield
+        finally:
+            torch.use_deterministic_algorithms(before[0])
+            settings.fill_uninitialized_memory = before[1]
+
+
+def limit_threads(model: AnyModel, count: int | None) -> None:
+    """Every public method of this model runs with `count` threads and restores the previous number; None changes nothing."""
+    if count is None:
+        return
+    with num_threads(count):
+        pass  # raises if the machine has fewer
+
+    def limited(method: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(method)
+        def call(*args: Any, **options: Any) -> Any:
+            with num_threads(count):
+                return method(*args, **options)
+
+        return call
+
+    for name, _ in inspect.getmembers(type(model), inspect.isfunction):
+        if not name.startswith("_"):
+            setattr(model, name, limited(getattr(model, name)))

@@ -53,20 +53,24 @@ def required_plugins(config: AnyModelConfig) -> dict[str, str]:
     return found
 
 
-def check_plugins(config: AnyModelConfig, recorded: Mapping[str, str], where: str) -> list[str]:
-    """Raise if a plugin that a run recorded is not loaded; return warnings about those whose file has changed."""
+def require_plugins(recorded: Mapping[str, str], run: Path) -> None:
+    """Raise if a plugin that a run recorded is not loaded."""
     for kind, file in recorded.items():
         try:
             sublayer_class(kind)
         except ConfigError:
+            name = file.split()[0]
             raise ConfigError(
-                f"{where} needs the plugin {file.split()[0]}, which defines the sublayer {kind!r} and is not loaded; "
-                f"pass --plugin {file.split()[0]}, or import it first"
+                f"{run} needs the plugin {name}, which defines the sublayer {kind!r} and is not loaded; pass --plugin FILE, "
+                f"or import it before; its {file.split()[-1]}"
             ) from None
+
+
+def changed_plugins(config: AnyModelConfig, recorded: Mapping[str, str], run: Path) -> list[str]:
+    """Warnings about plugins whose file differs from the one that a run was trained with."""
     now = required_plugins(config)
     return [
-        f"the plugin {file.split()[0]} of {where} has changed since it was trained: {file.split(':')[1][:12]} then, "
-        f"{now[kind].split(':')[1][:12]} now; results may differ"
+        f"{run} was trained with another version of its plugin: {file} then, {now[kind]} now; results may differ"
         for kind, file in recorded.items()
-        if kind in now and now[kind].split(":")[1] != file.split(":")[1]
+        if kind in now and now[kind].split()[-1] != file.split()[-1]
     ]

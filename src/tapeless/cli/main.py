@@ -108,6 +108,10 @@ def main(argv: list[str] | None = None) -> int:
     try:
         build_parser().parse_args(argv, args)
         logging.basicConfig(level=logging.INFO if args.verbose else logging.WARNING, format="%(message)s")
+        for plugin in getattr(args, "plugin", ()):
+            from tapeless.plugins import load_plugin
+
+            load_plugin(plugin)
         return args.run(args)
     except TapelessError as error:
         if args.debug:

@@ -48,6 +48,7 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     )
     words = "set one value of such a file, for example train.lr=1e-3; may be repeated"
     parser.add_argument("--set", metavar="TABLE.KEY=VALUE", action="append", default=[], help=words)
+    add_plugin_argument(parser)
     add_fields(parser.add_argument_group("model"), "model", ModelConfig)
 
 
@@ -57,6 +58,12 @@ def add_train_arguments(parser: argparse.ArgumentParser) -> None:
 
 def add_run_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run_dir", metavar="RUN", type=Path, help="the run directory")
+    add_plugin_argument(parser)
+
+
+def add_plugin_argument(parser: argparse.ArgumentParser) -> None:
+    words = "a Python file that defines a sublayer of --blocks; it is executed; may be repeated"
+    parser.add_argument("--plugin", metavar="FILE", type=Path, action="append", default=[], help=words)
 
 
 def add_checkpoint_argument(parser: argparse.ArgumentParser) -> None:

@@ -2,6 +2,7 @@
 
     [model] or [simplelm]   every field, resolved; a field that is nothing is absent
     [train]                 likewise
+    [plugins]               the files that define sublayers outside the package, if the model has any
     [data]                  what the text and the tokenizer were: their fingerprints
 A resume may change what leaves the training as it was. Three classes: frozen is what the weights and the data position only
 have a meaning in; schedule is what changes the steps to come, so that it takes an explicit override; free is the rest.
@@ -10,7 +11,7 @@ Tested by: tests/train/test_run_config.py."""
 import json
 import tomllib
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -51,6 +52,7 @@ class RunConfig:
     model: AnyModelConfig
     train: TrainConfig
     data: Mapping[str, str]  # fingerprints by name: tokenizer_hash, dataset_fingerprint, and of adapters their base (base.py)
+    plugins: Mapping[str, str] = field(default_factory=dict)  # sublayer -> the file that defines it, with its hash (plugins.py)
 
     @property
     def imported(self) -> bool:
@@ -59,7 +61,8 @@ class RunConfig:
 
     def tables(self) -> dict[str, dict[str, Any]]:
         kind = next(kind for kind, cls in KINDS.items() if type(self.model) is cls)
-        return {kind: asdict(self.model), "train": asdict(self.train), "data": dict(self.data)}
+        plugins = {"plugins": dict(self.plugins)} if self.plugins else {}
+        return {kind: asdict(self.model), "train": asdict(self.train), "data": dict(self.data), **plugins}
 
 
 class Change(NamedTuple):
@@ -87,11 +90,11 @@ def read_run_config(path: Path) -> RunConfig:
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"{path}: cannot be read: {error}") from None
     kinds = [kind for kind in KINDS if kind in tables]
-    whole = len(kinds) == 1 and set(tables) == {*kinds, "train", "data"}
+    whole = len(kinds) == 1 and set(tables) - {"plugins"} == {*kinds, "train", "data"}
     if not whole or not all(isinstance(table, dict) for table in tables.values()):
         raise ConfigError(f"{path}: expected [model] or [simplelm], [train] and [data], got {', '.join(map(repr, tables))}")
     model, train = checked(kinds[0], tables[kinds[0]], str(path)), checked("train", tables["train"], str(path))
-    return RunConfig(model, train, tables["data"])
+    return RunConfig(model, train, tables["data"], tables.get("plugins", {}))
 
 
 def check_resume(run: RunConfig, now: RunConfig, overrides: Collection[str] = ()) -> list[Change]:

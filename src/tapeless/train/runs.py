@@ -22,6 +22,7 @@ from tapeless.interop.generation import FILE as GENERATION
 from tapeless.interop.hf_import import is_hugging_face
 from tapeless.model.build import AnyModel, build_model
 from tapeless.optim.ema import EMA
+from tapeless.plugins import changed_plugins, require_plugins, required_plugins
 from tapeless.train.base import base_facts, merge_base
 from tapeless.train.checkpoint import Checkpoint, checkpoints, load_checkpoint, read_checkpoint, restore
 from tapeless.train.fastest import fastest_dtype
@@ -82,7 +83,7 @@ def create_run(
         facts = {"tokenizer_hash": data.tokenizer.fingerprint, "dataset_fingerprint": data.fingerprint}
         if train_config.init_from:
             facts |= _inherit(RunDir.open(train_config.init_from), run, adapters=train_config.lora is not None)
-        config = RunConfig(model_config, train_config, facts)
+        config = RunConfig(model_config, train_config, facts, required_plugins(model_config))
         write_run_config(run.config, config)
         write_environment(run.env, argv)
     except BaseException as error:  # also Ctrl-C: an incomplete directory would block the next attempt
@@ -121,6 +122,7 @@ def _inherit(other: RunDir, run: RunDir, *, adapters: bool) -> dict[str, str]:
 def resume_config(run: RunDir, overrides: Mapping[str, Any]) -> tuple[RunConfig, list[Change]]:
     """The run's configuration with `overrides` applied, and what they change; a change that is not allowed is an error."""
     before = read_run_config(run.config)
+    require_plugins(before.plugins, run.path)
     if before.imported:
         raise ConfigError(
             f"{run.path} was imported and has no data to train on; start a run from it: "
@@ -131,7 +133,7 @@ def resume_config(run: RunDir, overrides: Mapping[str, Any]) -> tuple[RunConfig,
     of_train = {name: value for name, value in overrides.items() if name not in of_model}
     model = replace(before.model, **of_model)
     train = resolve_dtype(checked("train", {**set_fields(before.train), **of_train}, "--override"))
-    now = RunConfig(model, train, {**before.data, **fingerprints(run.path)})
+    now = RunConfig(model, train, {**before.data, **fingerprints(run.path)}, required_plugins(model))
     if (train.dataset_path, train.corpus) != (before.train.dataset_path, before.train.corpus):  # moved: is it the same text?
         hashes = source_hashes(run.path, train)
         old, new = (replace(c, data={**c.data, "source_sha256": x}) for c, x in zip((before, now), hashes, strict=True))
@@ -254,6 +256,9 @@ def load(
     moving average (`ema`). The settings are those of inference_model(), never those the run was trained with."""
     run = RunDir.open(path)
     config = read_run_config(run.config)
+    require_plugins(config.plugins, run.path)
+    for warning in changed_plugins(config.model, config.plugins, run.path):
+        on_warning(warning)
     checkpoint = load_weights(run, which=which, fallback=fallback, on_warning=on_warning)
     params = select_weights(checkpoint, weights)
     settings: dict[str, Any] = {"device": device, "dtype": dtype, "ops": ops, "threads": threads}

@@ -41,7 +41,7 @@ def _add_norm(norm: Op) -> Op:
         dx = norm.backward(dn, saved.norm, *params_and_dparams)
         return dx if ds is None else dx + ds
 
-    return Op(forward, backward)
+    return Op(forward, backward, outputs=("s", "n"))
 
 
 ADD_RMS_NORM = _add_norm(RMS_NORM)

@@ -80,4 +80,4 @@ def attention_backward(
     return dq.flatten(1, 2).to(dtype), dk.to(dtype), dv.to(dtype)
 
 
-ATTENTION = Op(attention_forward, attention_backward)
+ATTENTION = Op(attention_forward, attention_backward, outputs=("o",), grads=("dq", "dk", "dv"))

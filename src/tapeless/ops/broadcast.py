@@ -54,5 +54,5 @@ def mul_backward(
     return sum_to(dy * b, a.shape), sum_to(dy * a, b.shape)
 
 
-ADD = Op(add_forward, add_backward)
-MUL = Op(mul_forward, mul_backward)
+ADD = Op(add_forward, add_backward, grads=("da", "db"))
+MUL = Op(mul_forward, mul_backward, grads=("da", "db"))

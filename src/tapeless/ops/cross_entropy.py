@@ -84,4 +84,4 @@ def cross_entropy_backward(
     return dz.masked_fill_((targets == IGNORED).unsqueeze(-1), 0.0).to(logits.dtype)
 
 
-CROSS_ENTROPY = Op(cross_entropy_forward, cross_entropy_backward)
+CROSS_ENTROPY = Op(cross_entropy_forward, cross_entropy_backward, outputs=("loss",), grads=("dlogits",))

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from tapeless.ops.ffn_gate import FFN_GATES
-from tapeless.ops.linear import LinearSaved, linear_backward, linear_forward
+from tapeless.ops.linear import LinearSaved, linear_backward, linear_backward_dw, linear_forward
 from tapeless.ops.op import Op
 
 
@@ -38,11 +38,22 @@ def _ffn_down(gate: Op) -> Op:
         dw: Tensor | None,  # (C, F)  accumulated into
         db: Tensor | None,  # (C,)  accumulated into
     ) -> Tensor:  # dgate_up (..., 2F) or (..., F)
-        h, of_gate = gate.forward(saved.gate_up)
+        h, gate_saved = gate.forward(saved.gate_up)
         dh = linear_backward(dy, LinearSaved(h), w, b, dw, db)
-        return gate.backward(dh, of_gate)
+        return gate.backward(dh, gate_saved)
 
-    return Op(forward, backward)
+    def backward_dw(
+        dy: Tensor,  # (..., C)
+        saved: FFNDownSaved,
+        w: Tensor,  # (C, F)
+        b: Tensor | None,  # (C,)
+        dw: Tensor | None,  # (C, F)  accumulated into
+        db: Tensor | None,  # (C,)  accumulated into
+    ) -> None:
+        h, _ = gate.forward(saved.gate_up)
+        linear_backward_dw(dy, LinearSaved(h), w, b, dw, db)
+
+    return Op(forward, backward, backward_dw=backward_dw, grads=("dgate_up",))
 
 
 FFN_DOWN = {kind: _ffn_down(gate) for kind, gate in FFN_GATES.items()}

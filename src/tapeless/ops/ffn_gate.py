@@ -39,7 +39,7 @@ def _gated(f: Callable[[Tensor], Tensor], df: Callable[[Tensor], Tensor]) -> Op:
         dup = dh * f(gate)
         return torch.cat([dgate, dup], -1).to(dh.dtype)
 
-    return Op(forward, backward)
+    return Op(forward, backward, outputs=("h",), grads=("dgate_up",))
 
 
 SWIGLU = _gated(silu, dsilu)

@@ -89,4 +89,4 @@ def linear_cross_entropy_backward(
     return dx.view(x.shape)
 
 
-LINEAR_CROSS_ENTROPY = Op(linear_cross_entropy_forward, linear_cross_entropy_backward)
+LINEAR_CROSS_ENTROPY = Op(linear_cross_entropy_forward, linear_cross_entropy_backward, outputs=("loss",))

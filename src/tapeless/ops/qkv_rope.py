@@ -84,4 +84,4 @@ def qkv_rope_backward(
     return torch.cat([dq, dk, dv], 1).transpose(1, 2).flatten(2)
 
 
-QKV_ROPE = Op(qkv_rope_forward, qkv_rope_backward)
+QKV_ROPE = Op(qkv_rope_forward, qkv_rope_backward, outputs=("q", "k", "v"), grads=("dqkv",))

@@ -18,7 +18,7 @@ from torch import Tensor
 from tapeless.kernels.cpu.capture import launch
 from tapeless.kernels.cpu.jit import array, inlined, kernel, matrix, put, wide
 from tapeless.kernels.workspace import Workspace
-from tapeless.ops.add_norm import AddNormSaved
+from tapeless.ops.add_norm import ADD_RMS_NORM, AddNormSaved
 from tapeless.ops.layer_norm import LayerNormSaved
 from tapeless.ops.op import Op
 from tapeless.ops.rms_norm import RMSNormSaved
@@ -201,7 +201,8 @@ def norm_backward(dy: Tensor, saved: Any, *params: Any, **options: Any) -> Tenso
 
 
 def add_norm(centre: bool, ws: Workspace) -> Op:
-    return Op(partial(add_norm_forward, centre=centre, ws=ws), partial(add_norm_backward, centre=centre, ws=ws))
+    options: dict[str, Any] = {"centre": centre, "ws": ws}
+    return ADD_RMS_NORM._replace(forward=partial(add_norm_forward, **options), backward=partial(add_norm_backward, **options))
 
 
 def norm(centre: bool, ws: Workspace) -> Op:

@@ -24,7 +24,7 @@ from tapeless.kernels.cpu.packing import left, right, right_transposed, scores_l
 from tapeless.kernels.cpu.rows import softmax_row, softmax_row_backward
 from tapeless.kernels.cpu.tile import HAS_PAIRS, ROWS, WIDTH, tile_matmul
 from tapeless.kernels.workspace import Workspace
-from tapeless.ops.attention import AttentionSaved, require_matching_documents
+from tapeless.ops.attention import ATTENTION, AttentionSaved, require_matching_documents
 from tapeless.ops.op import Op
 
 BLOCK = 32  # query rows: more of them reuse the keys better, fewer waste less where the block crosses the diagonal
@@ -223,4 +223,4 @@ def attention_backward(
 
 
 def attention(ws: Workspace) -> Op:
-    return Op(partial(attention_forward, ws=ws), partial(attention_backward, ws=ws))
+    return ATTENTION._replace(forward=partial(attention_forward, ws=ws), backward=partial(attention_backward, ws=ws))

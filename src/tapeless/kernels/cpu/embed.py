@@ -13,7 +13,7 @@ from torch import Tensor
 from tapeless.kernels.cpu.capture import launch
 from tapeless.kernels.cpu.jit import array, inlined, kernel, matrix, wide
 from tapeless.kernels.workspace import Workspace
-from tapeless.ops.embed import EmbedSaved
+from tapeless.ops.embed import EMBED, EmbedSaved
 from tapeless.ops.op import Op
 
 COLUMNS = 64  # of a span: whole cache lines, also of bfloat16
@@ -56,4 +56,4 @@ def embed_backward(
 
 
 def embed(ws: Workspace) -> Op:
-    return Op(partial(embed_forward, ws=ws), embed_backward)
+    return EMBED._replace(forward=partial(embed_forward, ws=ws), backward=embed_backward)

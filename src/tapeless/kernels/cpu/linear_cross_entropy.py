@@ -22,7 +22,7 @@ from tapeless.kernels.cpu.matmul import ROWS, matmul
 from tapeless.kernels.cpu.rows import largest
 from tapeless.kernels.workspace import Workspace
 from tapeless.ops.cross_entropy import IGNORED, valid_targets
-from tapeless.ops.linear_cross_entropy import LinearCrossEntropySaved
+from tapeless.ops.linear_cross_entropy import LINEAR_CROSS_ENTROPY, LinearCrossEntropySaved
 from tapeless.ops.numerics import rows
 from tapeless.ops.op import Op
 
@@ -235,8 +235,8 @@ def _matmuls(dlogits: Tensor, x: Tensor, w: Tensor, dx: Tensor, dw: Tensor | Non
 
 
 def linear_cross_entropy(ws: Workspace, *, overwrite: bool = False) -> Op:
-    return Op(
-        partial(linear_cross_entropy_forward, ws=ws),
-        partial(linear_cross_entropy_backward, ws=ws, overwrite=overwrite),
-        partial(linear_cross_entropy_both, ws=ws, overwrite=overwrite),
+    return LINEAR_CROSS_ENTROPY._replace(
+        forward=partial(linear_cross_entropy_forward, ws=ws),
+        backward=partial(linear_cross_entropy_backward, ws=ws, overwrite=overwrite),
+        both=partial(linear_cross_entropy_both, ws=ws, overwrite=overwrite),
     )

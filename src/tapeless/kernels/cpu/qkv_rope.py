@@ -16,7 +16,7 @@ from tapeless.kernels.cpu.capture import launch
 from tapeless.kernels.cpu.jit import array, inlined, kernel, matrix, put, wide
 from tapeless.kernels.workspace import Workspace
 from tapeless.ops.op import Op
-from tapeless.ops.qkv_rope import QKVRopeSaved
+from tapeless.ops.qkv_rope import QKV_ROPE, QKVRopeSaved
 from tapeless.ops.rope import rope_tables
 
 PARTS = 16  # spans of tokens; the norms' gradients are summed by them, whatever the number of threads
@@ -221,4 +221,4 @@ def qkv_rope_backward(
 
 
 def qkv_rope(ws: Workspace) -> Op:
-    return Op(partial(qkv_rope_forward, ws=ws), partial(qkv_rope_backward, ws=ws))
+    return QKV_ROPE._replace(forward=partial(qkv_rope_forward, ws=ws), backward=partial(qkv_rope_backward, ws=ws))

@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from tapeless.kernels.triton.launch import add_parts, contiguous, launch, on_device, warps
-from tapeless.ops.add_norm import AddNormSaved
+from tapeless.ops.add_norm import ADD_RMS_NORM, AddNormSaved
 from tapeless.ops.layer_norm import LayerNormSaved
 from tapeless.ops.op import Op
 from tapeless.ops.rms_norm import RMSNormSaved
@@ -157,7 +157,8 @@ def norm_backward(dy: Tensor, saved: Any, *params: Any, **options: Any) -> Tenso
 
 
 def add_norm(centre: bool) -> Op:
-    return Op(partial(add_norm_forward, centre=centre), partial(add_norm_backward, centre=centre))
+    forward, backward = partial(add_norm_forward, centre=centre), partial(add_norm_backward, centre=centre)
+    return ADD_RMS_NORM._replace(forward=forward, backward=backward)
 
 
 def norm(centre: bool) -> Op:

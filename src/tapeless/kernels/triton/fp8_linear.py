@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tapeless.kernels.triton.fp8_cast import Gradient, Rows, as_gradient, in_columns, in_rows
-from tapeless.kernels.triton.linear import linear_backward, linear_forward
+from tapeless.kernels.triton.linear import linear_backward, linear_backward_dw, linear_forward
 from tapeless.ops.linear import LinearSaved
 from tapeless.ops.op import Op
 
@@ -68,7 +68,7 @@ def by_columns(
     return scaled_matmul(dy.rows, in_columns(*rows), dy.inverse, rows.largest, w.dtype, short_sums=True)
 
 
-def add_gradients(
+def accumulate_dw(
     dy: Gradient,  # (N, O)
     columns: Tensor,  # (I, N) e4m3: x
     inverse: Tensor,  # () float32
@@ -107,14 +107,36 @@ def fp8_linear_backward(
     overwrite: bool,
 ) -> Tensor:  # dx (..., I)
     if isinstance(saved, LinearSaved):
-        if isinstance(dy, Gradient):  # from an op that does not see the size which was at fault
-            dy = (dy.rows.to(w.dtype) * dy.inverse.to(w.dtype)).view(*saved.x.shape[:-1], len(w))
-        return linear_backward(dy, saved, w, b, dw, db, overwrite=overwrite)
+        return linear_backward(_unscaled(dy, saved, w), saved, w, b, dw, db, overwrite=overwrite)
     d = dy if isinstance(dy, Gradient) else as_gradient(dy)
-    if dw is not None or db is not None:
-        add_gradients(d, in_columns(*saved.rows), saved.rows.largest, dw, db, overwrite)
+    fp8_linear_backward_dw(d, saved, w, b, dw, db, overwrite=overwrite)
     return by_columns(d, w).view(saved.shape)
 
 
+def fp8_linear_backward_dw(
+    dy: Tensor | Gradient,  # (..., O)
+    saved: LinearSaved | Fp8LinearSaved,
+    w: Tensor,  # (O, I)
+    b: Tensor | None,  # (O,)
+    dw: Tensor | None,  # (O, I)  accumulated into, or overwritten
+    db: Tensor | None,  # (O,)  accumulated into
+    *,
+    overwrite: bool,
+) -> None:
+    if isinstance(saved, LinearSaved):
+        linear_backward_dw(_unscaled(dy, saved, w), saved, w, b, dw, db, overwrite=overwrite)
+    elif dw is not None or db is not None:
+        d = dy if isinstance(dy, Gradient) else as_gradient(dy)
+        accumulate_dw(d, in_columns(*saved.rows), saved.rows.largest, dw, db, overwrite)
+
+
+def _unscaled(dy: Tensor | Gradient, saved: LinearSaved, w: Tensor) -> Tensor:  # (..., O)
+    """Another op may pass an fp8 gradient to a linear map whose sizes fp8 does not support."""
+    if not isinstance(dy, Gradient):
+        return dy
+    return (dy.rows.to(w.dtype) * dy.inverse.to(w.dtype)).view(*saved.x.shape[:-1], len(w))
+
+
 def fp8_linear(*, overwrite: bool = False) -> Op:
-    return Op(fp8_linear_forward, partial(fp8_linear_backward, overwrite=overwrite))
+    backward_dw = partial(fp8_linear_backward_dw, overwrite=overwrite)
+    return Op(fp8_linear_forward, partial(fp8_linear_backward, overwrite=overwrite), backward_dw=backward_dw)

@@ -14,7 +14,7 @@ from tapeless.kernels.triton.fp8_cast import ROWS, Gradient, empty_gradient, gra
 from tapeless.kernels.triton.launch import launch, on_device, unit_stride, warps
 from tapeless.kernels.triton.qkv_rope import Tables, angles, one_of, qkv_rope_backward, qkv_rope_forward
 from tapeless.ops.op import Op
-from tapeless.ops.qkv_rope import QKVRopeSaved
+from tapeless.ops.qkv_rope import QKV_ROPE, QKVRopeSaved
 
 
 @triton.jit
@@ -68,4 +68,5 @@ def fp8_qkv_rope_backward(
 
 def fp8_qkv_rope() -> Op:
     tables = Tables()
-    return Op(partial(qkv_rope_forward, tables=tables), partial(fp8_qkv_rope_backward, tables=tables))
+    forward, backward = partial(qkv_rope_forward, tables=tables), partial(fp8_qkv_rope_backward, tables=tables)
+    return QKV_ROPE._replace(forward=forward, backward=backward)

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.backends.cuda import SDPAParams, can_use_cudnn_attention, can_use_flash_attention
 
 from tapeless.kernels.triton.attention import own_backward, own_forward
-from tapeless.ops.attention import AttentionSaved
+from tapeless.ops.attention import ATTENTION, AttentionSaved
 from tapeless.ops.op import Op
 
 log = logging.getLogger("tapeless")
@@ -115,7 +115,7 @@ class Chosen:
                 if saved.o.shape[2] == q.shape[1] * q.shape[3] and dq.shape == one.shape and dk.shape == other.shape:
                     log.info("attention: %s for %d heads of %d over %d", name, q.shape[1], q.shape[3], q.shape[2])
                     return name
-            except RuntimeError as error:
+            except (AttributeError, RuntimeError) as error:  # the first: this torch lacks the function
                 log.debug("attention: %s cannot: %s", name, error)
         log.info("attention: own kernel for %d heads of %d over %d", q.shape[1], q.shape[3], q.shape[2])
         return None
@@ -144,4 +144,4 @@ def attention() -> Op:
             return own_backward(do, saved)
         return LIBRARIES[saved.library][1](do, saved)
 
-    return Op(forward, backward)
+    return ATTENTION._replace(forward=forward, backward=backward)

@@ -18,7 +18,7 @@ from torch import Tensor
 from tapeless.kernels.triton.launch import launch, on_device, tanh
 from tapeless.kernels.triton.linear import accumulate_matmul
 from tapeless.ops.cross_entropy import IGNORED
-from tapeless.ops.linear_cross_entropy import LinearCrossEntropySaved
+from tapeless.ops.linear_cross_entropy import LINEAR_CROSS_ENTROPY, LinearCrossEntropySaved
 from tapeless.ops.numerics import rows
 from tapeless.ops.op import Op
 
@@ -204,5 +204,8 @@ def _scalars(label_smoothing: float = 0.0, z_loss: float = 0.0, softcap: float =
 
 
 def linear_cross_entropy(*, overwrite: bool = False) -> Op:
-    backward, both = linear_cross_entropy_backward, linear_cross_entropy_both
-    return Op(linear_cross_entropy_forward, partial(backward, overwrite=overwrite), partial(both, overwrite=overwrite))
+    return LINEAR_CROSS_ENTROPY._replace(
+        forward=linear_cross_entropy_forward,
+        backward=partial(linear_cross_entropy_backward, overwrite=overwrite),
+        both=partial(linear_cross_entropy_both, overwrite=overwrite),
+    )

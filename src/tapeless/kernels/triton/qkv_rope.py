@@ -15,7 +15,7 @@ from torch import Tensor
 
 from tapeless.kernels.triton.launch import add_parts, contiguous, launch, on_device, unit_stride, warps
 from tapeless.ops.op import Op
-from tapeless.ops.qkv_rope import QKVRopeSaved
+from tapeless.ops.qkv_rope import QKV_ROPE, QKVRopeSaved
 from tapeless.ops.rope import rope_tables
 
 PARTS = 1056  # programs for each of q, k and v at most, where sums over rows are asked for
@@ -210,4 +210,5 @@ def qkv_rope_backward(
 
 def qkv_rope() -> Op:
     tables = Tables()
-    return Op(partial(qkv_rope_forward, tables=tables), partial(qkv_rope_backward, tables=tables))
+    forward, backward = partial(qkv_rope_forward, tables=tables), partial(qkv_rope_backward, tables=tables)
+    return QKV_ROPE._replace(forward=forward, backward=backward)

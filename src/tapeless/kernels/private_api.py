@@ -1,6 +1,6 @@
 """Every private API of torch, numba and llvmlite that this package uses, in one table.
 
-A release of those libraries may change them without notice. Where there is an alternative, its absence is handled; the rest
+A release of those libraries may change them without notice. If there is an alternative, a missing one is handled; the rest
 is required, and an installed version without it fails the test of this table before anything else. To try another version:
 
     uv run --with torch==2.11.0 --with numba --with-editable . python -m pytest tests/kernels/test_private_api.py tests/kernels

@@ -29,7 +29,7 @@ class CrossEntropySaved(NamedTuple):
 
 
 def valid_targets(targets: Tensor) -> int:
-    """How many targets count; 1 where none does, so that an empty batch has loss 0 and not 0/0."""
+    """Number of valid targets; at least 1, so that a batch without any has loss 0 and not 0/0."""
     return max(int((targets != IGNORED).sum()), 1)
 
 

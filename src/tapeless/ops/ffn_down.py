@@ -1,10 +1,10 @@
-"""The second half of the feed-forward layer: its activation or gate, and the product behind it, as one op.
+"""The second half of the feed-forward layer: its activation or gate, and the linear map after it, as one op.
 
     h = gate(gate_up)     by ffn_gate.py          y = h w' + b
 Backward:
     dh = dy w             dw += dy' h             db += sum_rows(dy)             dgate_up: the gate's backward of dh
-Saved: gate_up alone. h would be a third as much again and is one pass, so it is computed again; a kernel makes it in the pass
-that makes dgate_up.
+Saved: gate_up alone. h would add another third and costs one pass, so it is recomputed; kernels compute it in the pass that
+computes dgate_up.
 Tested by: tests/ops/test_ffn_down.py."""
 
 from typing import NamedTuple
@@ -17,7 +17,7 @@ from tapeless.ops.op import Op
 
 
 class FFNDownSaved(NamedTuple):
-    gate_up: Tensor  # (..., 2F), or (..., F) of the kinds without a gate
+    gate_up: Tensor  # (..., 2F), or (..., F) for kinds without a gate
 
 
 def _ffn_down(gate: Op) -> Op:

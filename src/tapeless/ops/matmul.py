@@ -1,4 +1,4 @@
-"""Batched matrix product; the batch axes broadcast.
+"""Batched matmul; the batch axes broadcast.
 
     y = a b               y (..., M, N) = a (..., M, K) @ b (..., K, N)
 Backward.

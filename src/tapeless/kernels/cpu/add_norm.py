@@ -2,7 +2,7 @@
 
     s = x + delta, rounded to its dtype      m = mean_C(s), 0 for RMSNorm      r = (mean_C((s - m)^2) + eps)^(-1/2)
     n = (s - m) r w + b
-Backward: ops/rms_norm.py, ops/layer_norm.py and ops/add_norm.py. dw and db are summed over PARTS spans of rows, then over
+Backward: ops/rms_norm.py, ops/layer_norm.py and ops/add_norm.py. dw and db are summed within PARTS spans of rows, then over
 the spans, so that the sum does not depend on the number of threads.
 Tested by: tests/kernels/test_cpu.py."""
 
@@ -117,10 +117,10 @@ def _param_gradients(dy, x, m, r, dw, db):  # (C,) each
 @inlined
 def add_parts(parts, total):  # (PARTS, C), (C,) or (0,)
     for c in range(len(total)):
-        of_all = ZERO
+        summed = ZERO
         for part in range(len(parts)):
-            of_all += parts[part, c]
-        total[c] += of_all
+            summed += parts[part, c]
+        total[c] += summed
 
 
 @kernel
@@ -144,7 +144,7 @@ def _backward(ds, dy, x, m, r, w, centre, dx, sums, dw, db):
 
 
 def _nothing(like: np.ndarray) -> np.ndarray:
-    """In the place of an argument that is None: no rows of `like`."""
+    """For an argument that is None: no rows of `like`."""
     return like[:0]
 
 

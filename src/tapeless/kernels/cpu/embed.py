@@ -1,7 +1,7 @@
-"""Token embedding: the rows are gathered by torch; their gradients are added in one fixed order.
+"""Token embedding: torch gathers the rows; their gradients are summed in a fixed order.
 
-Backward: each thread owns a span of the columns and walks all tokens in their order, so that a token that stands in several
-places needs no lock and its sum has one order.
+Backward: each thread owns a span of columns and loops over all tokens in their order, so a token that occurs several times
+needs no lock and its sum has one order.
 Tested by: tests/kernels/test_cpu.py."""
 
 from functools import partial

@@ -1,7 +1,7 @@
-"""The activation or gate of the feed-forward layer in one pass, and the product behind it.
+"""The activation or gate of the feed-forward layer in one pass, and the linear map after it.
 
-Formulas: ops/ffn_down.py, ops/ffn_gate.py and ops/pointwise.py. Backward computes f and f' together, from one exponential; in
-the same pass dh turns into h where it lies, which the weights' gradient is made of.
+Formulas: ops/ffn_down.py, ops/ffn_gate.py and ops/pointwise.py. Backward computes f and f' together, from one exponential; the
+same pass overwrites dh by h, from which dw is computed.
 Tested by: tests/kernels/test_cpu.py."""
 
 from functools import partial
@@ -23,7 +23,7 @@ from tapeless.ops.linear import LinearSaved
 from tapeless.ops.numerics import rows
 from tapeless.ops.op import Op
 
-SILU, GELU, TANH, RELU, RELU2 = range(5)  # a number, since kernels that differ in a function could not be kept on disk
+SILU, GELU, TANH, RELU, RELU2 = range(5)  # integers, since kernels that take a function cannot be cached on disk
 KINDS = {"swiglu": SILU, "geglu": GELU, "gelu": GELU, "tanh": TANH, "relu": RELU, "relu2": RELU2}
 ZERO, HALF, ONE, TWO, THREE = (np.float32(x) for x in (0, 0.5, 1, 2, 3))
 
@@ -49,7 +49,7 @@ def _tanh(x):
 
 @inlined
 def _relu(x):
-    return (ZERO if x <= ZERO else x), (ZERO if x <= ZERO else ONE)  # NaN is not below zero and stays
+    return (ZERO if x <= ZERO else x), (ZERO if x <= ZERO else ONE)  # propagates NaN
 
 
 @inlined
@@ -59,7 +59,7 @@ def _relu2(x):
 
 
 def _gated(f_df: Any) -> tuple[Any, Any]:
-    """The rows of one kind, forward and backward: a loop that knows its function is vectorised."""
+    """The row functions of one kind, forward and backward: a loop over a known function is vectorised."""
 
     @inlined
     def forward(gate, up, h):  # (F,) each
@@ -159,7 +159,7 @@ def _plain_backward(kind, dy, x, dx):  # (N, F) each; dy in, y out
 
 
 def ffn_down_forward(
-    gate_up: Tensor,  # (..., 2F), or (..., F) of the kinds without a gate
+    gate_up: Tensor,  # (..., 2F), or (..., F) for kinds without a gate
     w: Tensor,  # (C, F)
     b: Tensor | None,  # (C,)
     *,

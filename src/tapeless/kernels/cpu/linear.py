@@ -1,7 +1,7 @@
-"""Linear map: products (matmul.py) into buffers of the workspace. Formulas: ops/linear.py.
+"""Linear map: matmuls (matmul.py) into buffers of the workspace. Formulas: ops/linear.py.
 
-In float32 torch adds the weights' gradient to its place within the product. In bfloat16 the product is rounded to bfloat16
-first (torch has none with a float32 result here), a span of rows at a time, so that it is in the cache when it is added.
+In float32 torch accumulates dw within the matmul. In bfloat16 the matmul is rounded to bfloat16 first (torch has none with a
+float32 result on CPUs), a span of rows at a time, so that it is still in the cache when it is added.
 Tested by: tests/kernels/test_cpu.py."""
 
 from functools import partial
@@ -18,8 +18,8 @@ from tapeless.ops.linear import LinearSaved
 from tapeless.ops.numerics import add_row_sum, rows
 from tapeless.ops.op import Op
 
-SPAN = 2**13  # elements that a thread adds in one go
-ROUNDED = 2**21  # elements of the weights' gradient that are rounded at a time
+SPAN = 2**13  # elements that a thread adds at a time
+ROUNDED = 2**21  # elements of dw that are rounded at a time
 
 
 @inlined
@@ -45,7 +45,7 @@ def _add(dw, part, overwrite):  # (n,) float32, (n,) bfloat16
 
 
 def accumulate_matmul(dw: Tensor, a: Tensor, b: Tensor, ws: Workspace, overwrite: bool) -> None:
-    """dw (M, K) += a (M, N) @ b (N, K), or = where it is overwritten."""
+    """dw (M, K) += a (M, N) @ b (N, K), or = with overwrite."""
     if dw.dtype == a.dtype:
         launch(dw.addmm_, a, b, beta=0 if overwrite else 1)
         return

@@ -1,7 +1,7 @@
-"""The activation or gate of the feed-forward layer in one pass, and the product behind it.
+"""The activation or gate of the feed-forward layer in one pass, and the linear map after it.
 
-Formulas: ops/ffn_down.py, ops/ffn_gate.py and ops/pointwise.py. Backward makes f and f' together, from one exponential; in the
-same pass dh turns into h where it lies, which the weights' gradient is made of.
+Formulas: ops/ffn_down.py, ops/ffn_gate.py and ops/pointwise.py. Backward computes f and f' together, from one exponential; the
+same pass overwrites dh by h, from which dw is computed.
 Tested by: tests/kernels/triton/test_triton.py."""
 
 from functools import partial
@@ -40,7 +40,7 @@ def f_df(x, KIND: tl.constexpr):
         f = tanh(x)
         df = 1.0 - f * f
     else:
-        r = tl.where(x <= 0.0, 0.0, x)  # NaN is not below zero and stays
+        r = tl.where(x <= 0.0, 0.0, x)  # propagates NaN
         if KIND == RELU:
             f, df = r, tl.where(x <= 0.0, 0.0, 1.0)
         else:

@@ -1,8 +1,8 @@
-"""The gate of the feed-forward layer and the product behind it, in eight bits.
+"""The gate of the feed-forward layer and the linear map after it, in fp8.
 
-Forward writes h in rows of e4m3 alone, a program for whole rows. Backward goes over tiles: from dh and gate_up it makes
-h in columns, which dw is made of, and dgate_up in both orders, which the linear map before it takes as it is. Nothing of
-the feed-forward layer's width is written in sixteen bits but dh.
+Forward writes h as rows of e4m3 only; a program holds whole rows. Backward works on tiles: from dh and gate_up it computes the
+columns of h, for dw, and dgate_up in both layouts, which the linear map before it reads. Of the tensors of width F only dh is
+written in bfloat16.
 Formulas: ops/ffn_down.py, ops/ffn_gate.py. Tested by: tests/kernels/triton/test_fp8.py."""
 
 from functools import partial

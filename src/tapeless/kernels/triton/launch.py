@@ -71,13 +71,13 @@ def unit_stride(x: Tensor) -> Tensor:
 
 
 def warps(elements: int) -> int:
-    """So that each thread holds about sixteen elements of a program's tile: two loads of sixteen bytes in bfloat16."""
+    """Each thread holds about sixteen elements of a program's tile: two loads of sixteen bytes in bfloat16."""
     return max(1, min(16, triton.next_power_of_2(elements) // 512))
 
 
 @triton.jit
 def tanh(x):
-    """Near zero by its series, where the formula would subtract two numbers that are almost equal."""
+    """By its series near zero, where the formula would subtract two nearly equal numbers."""
     s = x * x
     series = x * (1.0 + s * (-1.0 / 3.0 + s * (2.0 / 15.0 - s * (17.0 / 315.0))))
     return tl.where(s < 0.04, series, 1.0 - 2.0 / (tl.exp(2.0 * x) + 1.0))

@@ -1,9 +1,8 @@
-"""The library's attention, called forward and backward as what it is: two functions of torch, without a tape between them.
+"""The library's attention: torch's forward and backward functions, called directly, without autograd.
 
-cuDNN's where it runs, else flash; both need bfloat16, as many keys as queries, no documents. Which one is found out by a trial
-at the first call for each shape, and said. Where repeatable bits were asked of torch
-(torch.use_deterministic_algorithms), it is flash, whose backward then has a fixed order; everything else, and every shape that
-neither takes, goes to attention.py.
+cuDNN if it supports the shape, else flash; both need bfloat16, as many keys as queries, no documents. Each shape is tried once,
+and the choice is logged. With torch.use_deterministic_algorithms it is flash, whose backward then has a fixed order. Everything
+else, and every shape that neither supports, uses attention.py.
 Tested by: tests/kernels/triton/test_cuda.py."""
 
 import logging
@@ -25,9 +24,9 @@ class LibrarySaved(NamedTuple):
     k: Tensor  # (B, G, T, D)
     v: Tensor  # (B, G, T, D)
     o: Tensor  # (B, T, H*D)
-    lse: Tensor  # as the library has it
+    lse: Tensor  # in the library's layout
     library: str
-    rest: tuple[Any, ...]  # what else its backward asks for; empty tensors and lengths, without dropout
+    rest: tuple[Any, ...]  # further arguments of its backward; without dropout, empty tensors and lengths
 
 
 def _heads(x: Tensor, H: int) -> Tensor:  # (B, T, H*D) -> (B, H, T, D)
@@ -77,7 +76,7 @@ def meta_backward(do: Tensor, saved: LibrarySaved) -> tuple[Tensor, Tensor, Tens
     return tuple(torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))  # type: ignore[return-value]
 
 
-CAN = {"cudnn": can_use_cudnn_attention, "flash": can_use_flash_attention}  # asked first: some shapes end the process
+CAN = {"cudnn": can_use_cudnn_attention, "flash": can_use_flash_attention}  # checked first: some shapes would end the process
 LIBRARIES = {
     "cudnn": (cudnn_forward, cudnn_backward),
     "flash": (flash_forward, flash_backward),
@@ -86,7 +85,7 @@ LIBRARIES = {
 
 
 class Chosen:
-    """Which library serves which shape: tried once, and said."""
+    """Which library computes which shape: tried once, and logged."""
 
     def __init__(self) -> None:
         self._of: dict[Any, str | None] = {}

@@ -1,4 +1,4 @@
-"""Linear map: the library's products, the weights' gradient added to its place in float32 within the product.
+"""Linear map: the library's matmuls; dw is accumulated in float32 within the matmul.
 Formulas: ops/linear.py. Tested by: tests/kernels/triton/test_triton.py."""
 
 from functools import partial
@@ -13,7 +13,7 @@ from tapeless.ops.op import Op
 
 
 def accumulate_matmul(dw: Tensor, a: Tensor, b: Tensor, overwrite: bool) -> None:
-    """dw (M, K) += a (M, N) @ b (N, K), or = where it is overwritten."""
+    """dw (M, K) += a (M, N) @ b (N, K), or = with overwrite."""
     if dw.dtype == a.dtype:
         dw.addmm_(a, b, beta=0 if overwrite else 1)
     elif dw.device.type == "cpu":  # kernels in the interpreter: torch has no matmul with a wider result on a CPU

@@ -46,7 +46,7 @@ def triton_ops() -> OpSet:
 
 
 def fp8_ops() -> OpSet:
-    """The four matrices of every block in eight bits. The head stays in sixteen: its logits are where rounding is seen."""
+    """The four matrices of every block in fp8. The head stays in bfloat16: its logits are sensitive to rounding."""
     ops, qkv_rope = triton_ops(), fp8_qkv_rope()
     assert ops.non_accumulating is not None
     return replace(

@@ -93,7 +93,7 @@ def test_what_a_set_replaces_is_used_in_every_step():
 
 def test_a_set_of_ones_own_is_used(attention: Counted):
     model = Transformer(CONFIG, ops="mine")
-    assert (model.ops.name, model.ops_reason) == ("mine", "asked for by name")
+    assert (model.ops.name, model.ops_reason) == ("mine", "requested by name")
     model.forward(*batch())
     model.backward()
     assert (attention.forwards, attention.backwards) == (CONFIG.num_layers, CONFIG.num_layers)
@@ -119,7 +119,7 @@ def test_unknown_names_have_a_hint(attention: Counted):
 
 @pytest.mark.parametrize("name", ["auto", "reference", "mine"])
 def test_a_taken_name_is_refused(attention: Counted, name: str):
-    with pytest.raises(ConfigError, match=f"a set of ops named '{name}' is already there"):
+    with pytest.raises(ConfigError, match=f"a set of ops named '{name}' already exists"):
         register_ops(name, REFERENCE)
 
 
@@ -140,7 +140,7 @@ def test_auto_is_the_reference_where_the_kernels_cannot_run(dtype: str):
 
 
 def test_auto_without_numba(monkeypatch: pytest.MonkeyPatch):
-    """A missing library is a reason, not a crash; asked for by name it is an error."""
+    """A missing library is a reason, not a crash; requested by name it is an error."""
     for name in [name for name in sys.modules if name.startswith(("numba", "llvmlite", "tapeless.kernels.cpu"))]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "numba", None)
@@ -167,7 +167,11 @@ def test_fp8_is_never_replaced_by_another_precision(ops: str):
 
 
 def test_fp8_needs_a_gpu_that_has_it(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 0))
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "an older one")
-    with pytest.raises(MissingError, match="an older one"):
-        choose("auto", torch.device("cuda"), "fp8")
+    """The model's own, which need not be the current device."""
+    capability = {0: (9, 0), 1: (8, 0)}
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: capability[device.index if device else 0])
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device=None: f"GPU {device.index if device else 0}")
+    with pytest.raises(MissingError, match="cuda:1 is GPU 1"):
+        choose("auto", torch.device("cuda:1"), "fp8")
+    pytest.importorskip("triton")
+    assert choose("auto", torch.device("cuda:0"), "fp8").ops.name == "triton-fp8"

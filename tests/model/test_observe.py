@@ -1,4 +1,4 @@
-"""Watching: every call is told in order, by the layer it belongs to, and nothing is computed otherwise."""
+"""The observer is called for every op, in order and with the layer it belongs to, and changes no result."""
 
 from dataclasses import replace
 
@@ -39,7 +39,7 @@ def test_every_call_in_order_with_its_layer(ops: str, dtype: str):
 
 
 @pytest.mark.parametrize("recompute", ["cheap", "full"])
-def test_what_is_computed_again_belongs_to_its_block(recompute: str):
+def test_recomputed_ops_belong_to_their_block(recompute: str):
     seen = seen_by(Transformer(MODEL, ops="reference", recompute=recompute))
     assert {s.layer for s in seen if s.op in ("attention", "qkv_rope")} == {"blocks.0.attn", "blocks.1.attn"}
 
@@ -50,18 +50,40 @@ def test_the_head_of_a_tied_model_is_the_head():
     assert {s.layer for s in seen if s.op == "embed"} == {"embed"}
 
 
-def test_the_gradients_that_a_call_writes_are_told():
+def test_the_gradients_that_a_call_writes():
     model = Transformer(MODEL, ops="reference")
     written = [s.grads for s in seen_by(model) if s.direction == "backward" and s.op == "linear"]
     assert [tuple(dw.shape for dw in grads) for grads in written[:2]] == [((24, 8),), ((8, 8),)]
 
 
 @pytest.mark.parametrize("ops", ["reference", "cpu"])
-def test_nothing_is_computed_otherwise(ops: str):
-    watched_model, model = Transformer(MODEL, ops=ops), Transformer(MODEL, ops=ops)
-    healthy = watched_model.ops
-    seen_by(watched_model)
-    assert watched_model.ops is healthy
+def test_observing_changes_no_result(ops: str):
+    observed, model = Transformer(MODEL, ops=ops), Transformer(MODEL, ops=ops)
+    own = observed.ops
+    seen_by(observed)
+    assert observed.ops is own
     tokens, targets = torch.randint(19, (2, 3, 6), generator=torch.Generator().manual_seed(0))
     model.forward_backward(tokens, targets)
-    assert torch.equal(watched_model.store.flat_grads, model.store.flat_grads)
+    assert torch.equal(observed.store.flat_grads, model.store.flat_grads)
+
+
+def test_bytes_moved_counts_each_tensor_once():
+    calls = seen_by(Transformer(MODEL, ops="reference"))
+    linear = next(call for call in calls if call.op == "linear" and call.direction == "forward")
+    x, w, _ = linear.inputs
+    assert linear.saved.x is x
+    assert linear.bytes_moved == x.nbytes + w.nbytes + linear.outputs["y"].nbytes
+
+
+def test_separate_gradients_are_observed():
+    model, calls = Transformer(MODEL, ops="reference"), []
+    x, dw = torch.ones(2, 8), model.grads["blocks.0.attn.wo"]
+    w = model.params["blocks.0.attn.wo"]
+    with observe_ops(model, calls.append):
+        assert model.ops.linear.backward_dw is not None
+        _, saved = model.ops.linear.forward(x, w, None)
+        model.ops.linear.backward_dw(x, saved, w, None, dw, None)
+    assert [(call.layer, call.direction, len(call.grads)) for call in calls] == [
+        ("blocks.0.attn", "forward", 0),
+        ("blocks.0.attn", "backward", 1),
+    ]

@@ -43,7 +43,7 @@ def a_trainer(tmp_path: Path, model: AnyModel | None = None, **changes: Any) -> 
     [
         ("blocks.0.attn.wk", "blocks.0.attn linear forward, y"),
         ("blocks.1.attn_norm.w", "blocks.1.attn_norm add_norm forward, n"),
-        ("blocks.1.ffn.w_down", "blocks.1.ffn ffn_down forward, f"),
+        ("blocks.1.ffn.w_down", "blocks.1.ffn ffn_down forward, y"),
         ("head.w", "head linear_cross_entropy "),
     ],
 )
@@ -66,7 +66,7 @@ def test_a_bad_embedding_row_that_the_batch_uses(tmp_path: Path):
     trainer.model.params["embed.w"][tokens[1, 4], 3] = math.inf
     said = refused(trainer)
     rows = (tokens == tokens[1, 4]).nonzero()[0].tolist()  # where the batch uses it first
-    assert f"parameter embed.w[{tokens[1, 4]}, 3] = inf in embed (first shown by embed embed forward, x{[*rows, 3]})" in said
+    assert f"parameter embed.w[{tokens[1, 4]}, 3] = inf in embed (first shown by embed embed forward, y{[*rows, 3]})" in said
 
 
 def broken(ops: Any, field: str, call: int) -> Any:

@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
 from tapeless.config import AnyModelConfig, ModelConfig, TrainConfig
 from tapeless.kernels.dispatch import DispatchObserver
 from tapeless.kernels.dry import META, dry_ops
+from tapeless.kernels.private_api import storage_id, tree_leaves
 from tapeless.model.build import AnyModel, build_model
 from tapeless.model.memory import saved_bytes
 from tapeless.model.params import DTYPES
@@ -50,7 +50,7 @@ class LiveBytes(DispatchObserver):
         return result
 
     def _count(self, storage: torch.UntypedStorage) -> None:
-        key = storage._cdata
+        key = storage_id(storage)
         if key not in self._seen:
             size = storage.nbytes()
 

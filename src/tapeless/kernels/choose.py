@@ -1,8 +1,8 @@
-"""Which implementation of the ops a model uses. Decided once, here, and logged with its reason; the model never looks at
-the device.
+"""Which implementation of the ops a model uses. Chosen once, here, and logged with the reason; the model never looks at the
+device.
 
-`auto` takes the built-in kernels for the device where they can run, else the reference set, and says why. A set asked for by
-name that cannot run there is an error, never a silent fallback.
+`auto` takes the built-in kernels for the device if they can run there, else the reference set, and logs why. A set requested by
+name that cannot run is an error, never a silent fallback.
 Tested by: tests/model/test_choose.py."""
 
 import logging
@@ -14,6 +14,7 @@ import torch
 
 from tapeless.config import nearest
 from tapeless.errors import ConfigError, MissingError
+from tapeless.kernels.private_api import exists
 from tapeless.ops.op import OpSet
 from tapeless.ops.reference import REFERENCE
 
@@ -21,9 +22,9 @@ log = logging.getLogger("tapeless")
 
 
 class Backend(NamedTuple):
-    build: Callable[[], OpSet]  # a model's own set: it may hold buffers
+    build: Callable[[torch.device], OpSet]  # a new set for each model, since it may hold buffers
     devices: Collection[str] | None  # torch device types it runs on; None: any
-    dtypes: Collection[str] | None  # names of dtypes it computes in; None: any that torch computes in by itself, not fp8
+    dtypes: Collection[str] | None  # names of dtypes it computes in; None: all but fp8
 
 
 class Choice(NamedTuple):
@@ -31,17 +32,17 @@ class Choice(NamedTuple):
     reason: str
 
 
-def _cpu_ops() -> OpSet:
+def _cpu_ops(device: torch.device) -> OpSet:
     try:
         from tapeless.kernels.cpu.jit import announce_first_use
         from tapeless.kernels.cpu.ops import cpu_ops
-    except (ImportError, OSError, RuntimeError) as error:
+    except (AttributeError, ImportError, OSError, RuntimeError) as error:  # the first: numba's internals have changed
         raise MissingError(f"ops 'cpu' are compiled by numba, which cannot be used here: {error}") from error
     announce_first_use()
     return cpu_ops()
 
 
-def _triton_ops() -> OpSet:
+def _triton_ops(device: torch.device) -> OpSet:
     try:
         from tapeless.kernels.triton.ops import triton_ops
     except ImportError as error:
@@ -49,24 +50,26 @@ def _triton_ops() -> OpSet:
     return triton_ops()
 
 
-def _fp8_ops() -> OpSet:
-    if torch.cuda.get_device_capability() < FP8_CAPABILITY:
+def _fp8_ops(device: torch.device) -> OpSet:
+    if torch.cuda.get_device_capability(device) < FP8_CAPABILITY:
         raise MissingError(
-            f"dtype fp8 needs a GPU that multiplies in it (Ada, Hopper or newer), not {torch.cuda.get_device_name()}"
+            f"dtype fp8 needs a GPU with fp8 matmuls (Ada, Hopper or newer); {device} is {torch.cuda.get_device_name(device)}"
         )
-    _triton_ops()  # which says what is missing
+    if not exists("torch._scaled_mm"):
+        raise MissingError(f"dtype fp8 needs torch._scaled_mm, which torch {torch.__version__} lacks")
+    _triton_ops(device)  # raises the reason if it cannot
     from tapeless.kernels.triton.ops import fp8_ops
 
     return fp8_ops()
 
 
 _BACKENDS: dict[str, Backend] = {
-    "reference": Backend(lambda: REFERENCE, None, None),
+    "reference": Backend(lambda device: REFERENCE, None, None),
     "cpu": Backend(_cpu_ops, ("cpu",), ("float32", "bfloat16")),
     "triton": Backend(_triton_ops, ("cuda",), ("float32", "bfloat16")),
     "triton-fp8": Backend(_fp8_ops, ("cuda",), ("fp8",)),
 }
-_AUTOMATIC = {"cpu": "cpu", "cuda": "triton"}  # device type -> the set that `auto` takes there
+_AUTOMATIC = {"cpu": "cpu", "cuda": "triton"}  # device type -> the set that `auto` takes
 PLAIN_DTYPES = ("float32", "bfloat16", "float64")
 FP8_CAPABILITY = (8, 9)
 
@@ -78,19 +81,18 @@ def register_ops(
     devices: Collection[str] | None = None,
     dtypes: Collection[str] | None = None,
 ) -> None:
-    """Make a set of one's own selectable by name. Start from `dataclasses.replace(REFERENCE, attention=…)`. A set that holds
-    buffers is given as the function that builds it: each model then has its own."""
+    """Make another set selectable by name. Start from `dataclasses.replace(REFERENCE, attention=…)`. For a set that holds
+    buffers, pass the function that builds it: each model then has its own."""
     if isinstance(devices, str) or isinstance(dtypes, str):
         raise ConfigError(f"devices and dtypes are collections of names, such as ['cpu'], got {devices!r} and {dtypes!r}")
     if not name or not (callable(ops) or isinstance(ops, OpSet)):
         raise ConfigError(f"register_ops takes a name and an OpSet, or a function that builds one, got {name!r} and {ops!r}")
     if name == "auto" or name in _BACKENDS:
-        raise ConfigError(f"a set of ops named {name!r} is already there; choose another name")
+        raise ConfigError(f"a set of ops named {name!r} already exists; choose another name")
 
-    def build() -> OpSet:
+    def build(device: torch.device) -> OpSet:
         own = ops() if callable(ops) else ops
-        # No shortcut would have the ops that were replaced, and nobody knows whether those wait for the device, or compute
-        # something that a recording would not see.
+        # Shortcuts would bypass the replaced ops, which may wait for the device or compute something that a capture misses.
         return replace(own, name=name, non_accumulating=None, decoder=None, capturable=False, capture=None)
 
     _BACKENDS[name] = Backend(build, devices, dtypes)
@@ -103,7 +105,7 @@ def build(name: str, device: torch.device, dtype: str) -> OpSet:
             can = PLAIN_DTYPES
         if can is not None and have not in can:
             raise MissingError(f"ops {name!r} cannot run with {what} {have}; it has {', '.join(sorted(can))}")
-    return backend.build()
+    return backend.build(device)
 
 
 def choose(request: str, device: torch.device, dtype: str) -> Choice:
@@ -112,16 +114,16 @@ def choose(request: str, device: torch.device, dtype: str) -> Choice:
     elif request not in _BACKENDS:
         raise ConfigError(f"unknown set of ops {request!r}; {nearest(request, ['auto', *_BACKENDS])}")
     else:
-        choice = Choice(build(request, device, dtype), "asked for by name")
+        choice = Choice(build(request, device, dtype), "requested by name")
     log.info("ops: %s (%s)", choice.ops.name, choice.reason)
     return choice
 
 
 def _automatic(device: torch.device, dtype: str) -> Choice:
-    if dtype == "fp8":  # asked for by name, so that no other precision may quietly take its place
-        return Choice(build("triton-fp8", device, dtype), "products in eight bits, the head's in bfloat16")
+    if dtype == "fp8":  # requested by name: no other precision may silently replace it
+        return Choice(build("triton-fp8", device, dtype), "matmuls in fp8, the head's in bfloat16")
     name, maker = _AUTOMATIC.get(device.type), "rocm" if device.type == "cuda" and torch.version.hip else device.type
-    if name is None or maker == "rocm":  # AMD's GPUs are `cuda` to torch
+    if name is None or maker == "rocm":  # torch calls AMD's GPUs `cuda`
         return Choice(REFERENCE, f"plain torch: there are no built-in kernels for {maker}")
     try:
         return Choice(build(name, device, dtype), f"the built-in kernels for {device.type} in {dtype}")

@@ -1,7 +1,7 @@
-"""Library calls that give the same bits every time, on a GPU: what `--deterministic` asks for.
+"""Bitwise repeatable library calls on a GPU, for `--deterministic`.
 
-The kernels here always do. The library's attention adds up dq in whatever order its blocks end; asked for a fixed order, it
-takes longer. On a CPU everything repeats as it is."""
+The kernels of this package are always repeatable. The library's attention sums dq in the order in which its blocks finish; a
+fixed order takes longer. On a CPU everything is repeatable without this."""
 
 import os
 
@@ -9,8 +9,8 @@ import torch
 
 
 def enable_determinism() -> None:
-    """For the rest of this process. Before the first product, since cuBLAS reads its setting once."""
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # torch refuses its products without it
+    """For the rest of this process. Call it before the first matmul, since cuBLAS reads its setting once."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # required by torch for matmuls
     torch.use_deterministic_algorithms(True)
-    # A debugging aid that would come with it, and is a pass over every buffer.
+    # A debugging aid that is on by default then, and costs a pass over every buffer.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]

@@ -35,7 +35,7 @@ class DryWorkspace(Workspace):
 
     @property
     def idle(self) -> int:
-        """Bytes that are held beside the lent ones: idle blocks, scratch, and what libraries and captures own."""
+        """Bytes that are held in addition to the lent ones: idle blocks, scratch, and what libraries and captures own."""
         return self.allocated - self.lent + self.library + self.captured
 
     def _new_block(self, numel: int, dtype: torch.dtype) -> np.ndarray:

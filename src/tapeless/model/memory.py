@@ -35,12 +35,9 @@ def saved_bytes(config: ModelConfig, batch_size: int, seq_len: int, recompute: s
     found = list(named_bytes(saved._replace(inputs=()), "", {tokens.untyped_storage()._cdata}))
     for i, block in enumerate(model.blocks):  # blocks.0.branches.1.sublayer.up -> blocks.0.ffn.up
         for j, sublayer in enumerate(block.sublayers):
-            parts = {
-                f"blocks.{i}.branches.{j}.sublayer": sublayer.name,
-                f"blocks.{i}.branches.{j}.norm": f"{sublayer.name}_norm",
-            }
-            for part, name in parts.items():
-                found = [(key.replace(part, name, 1) if key.startswith(f"{part}.") else key, size) for key, size in found]
+            for part, name in (("sublayer", sublayer.name), ("norm", f"{sublayer.name}_norm")):
+                path = f"blocks.{i}.branches.{j}.{part}."
+                found = [(key.replace(path, f"{name}.", 1), size) for key, size in found]
     of_layer = [[item for item in found if item[0].startswith(f"blocks.{i}.")] for i in range(period)]
     layers = {
         name.replace(f"blocks.{i % period}.", f"blocks.{i}.", 1): size

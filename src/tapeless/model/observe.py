@@ -1,51 +1,34 @@
-"""Look on while a transformer computes: every call of an op, with its layer, its inputs and its results.
+"""Observe a transformer while it computes: every call of an op, with its layer, its inputs and its results.
 
-For diagnosis alone, beside the step: which tensor was the first to go bad (train/nonfinite.py), and whether the identities hold
-that every right gradient obeys (train/invariants.py). The ops are the model's own, each wrapped; nothing they compute changes.
+For diagnosis only, outside the training step: which tensor was the first to become non-finite (train/nonfinite.py), and whether
+the identities hold that every correct gradient obeys (train/invariants.py). The model's own ops are wrapped; what they compute
+does not change.
 Tested by: tests/model/test_observe.py."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from tapeless.kernels.private_api import distinct_bytes, tree_leaves
 from tapeless.model.transformer import Transformer
-from tapeless.ops.op import Op, OpSet
+from tapeless.ops.op import Op
+from tapeless.ops.reference import REFERENCE
 
-# What an op hands on, in order; behind it comes `saved` in a forward, nothing in a backward.
-FORWARD = {
-    "embed": ("x",),
-    "norm": ("n",),
-    "add_norm": ("s", "n"),
-    "qkv_rope": ("q", "k", "v"),
-    "attention": ("o",),
-    "linear": ("y",),
-    "ffn_down": ("f",),
-    "linear_cross_entropy": ("loss",),
-    "dropout": ("y",),
-}
-BACKWARD = {
-    "embed": (),
-    "norm": ("dx",),
-    "add_norm": ("dx",),
-    "qkv_rope": ("dqkv",),
-    "attention": ("dq", "dk", "dv"),
-    "linear": ("dx",),
-    "ffn_down": ("dgate_up",),
-    "linear_cross_entropy": ("dx",),
-    "dropout": ("dx",),
-}
-HEAD = "linear_cross_entropy"  # of a tied model its matrix is the embedding's, but its place is the head
+HEAD = "linear_cross_entropy"  # in a tied model its matrix is the embedding's, but its layer is the head
+IN_ATTENTION = ("qkv_rope", "attention")  # when they are recomputed, both norms of the block may run just before
 
-OF_ATTENTION = ("qkv_rope", "attention")  # where they are computed again, both norms of the block may come just before
+
+REFERENCE_OPS: dict[str, Op] = {}  # by field of OpSet: their names of outputs and gradients hold for every set
+REFERENCE.map(lambda field, op: REFERENCE_OPS.setdefault(field, op))
 
 
 class OpCall(NamedTuple):
     """One call of an op."""
 
-    layer: str  # whose parameters it takes, or where it takes none, those of the op before it: blocks.0.attn
+    layer: str  # of its parameters; without any, that of the op before it: blocks.0.attn
     op: str  # field of OpSet
     direction: str  # forward | backward | both (a loss with its gradient)
     inputs: tuple[Any, ...]  # in the order of the op
@@ -53,23 +36,28 @@ class OpCall(NamedTuple):
     saved: Any  # of a forward
     grads: tuple[Tensor, ...]  # those among the inputs that the call accumulates into
 
+    @property
+    def bytes_moved(self) -> int:
+        """Of each distinct tensor among inputs, outputs and saved: the least that the call can read and write."""
+        return distinct_bytes(tree_leaves((self.inputs, dict(self.outputs), self.saved)))
+
 
 Listener = Callable[[OpCall], None]
 
 
 @contextmanager
 def observe_ops(model: Transformer, listener: Listener) -> Iterator[None]:
-    """While this lasts, the listener is told every call of the model's ops."""
-    healthy = model.ops
-    watch = _Watch(model, listener)
-    model.ops = watch.wrapped(healthy)
+    """Call the listener after every call of one of the model's ops. Shortcuts around the ops are switched off meanwhile."""
+    own = model.ops
+    observer = _Observer(model, listener)
+    model.ops = replace(own.map(observer.wrapped), non_accumulating=None, decoder=None, capture=None)
     try:
         yield
     finally:
-        model.ops = healthy
+        model.ops = own
 
 
-class _Watch:
+class _Observer:
     def __init__(self, model: Transformer, listener: Listener):
         store = model.store
         self.listener, self.layer = listener, ""
@@ -78,50 +66,41 @@ class _Watch:
         first = store.flat_grads.data_ptr()
         self.grads = range(first, first + store.flat_grads.nbytes)
 
-    def wrapped(self, ops: OpSet) -> OpSet:
-        """The set with every op wrapped, and without its shortcuts, which would go around them."""
-        fields: dict[str, Any] = {}
-        for name in FORWARD:
-            member = getattr(ops, name)
-            if isinstance(member, Op):
-                fields[name] = self._op(name, member)
-            else:
-                fields[name] = {kind: self._op(name, op) for kind, op in member.items()}
-        return replace(ops, **fields, non_accumulating=None, decoder=None, capture=None)
+    def wrapped(self, name: str, op: Op) -> Op:
+        names = REFERENCE_OPS[name]
 
-    def _op(self, name: str, op: Op) -> Op:
         def forward(*inputs: Any, **options: Any) -> Any:
-            results = op.forward(*inputs, **options)
-            self._emit(name, "forward", inputs, FORWARD[name], results[:-1], results[-1])
-            return results
+            *outputs, saved = op.forward(*inputs, **options)
+            self._emit(name, "forward", inputs, zip(names.outputs, outputs, strict=True), saved)
+            return *outputs, saved
 
         def backward(*inputs: Any, **options: Any) -> Any:
             results = op.backward(*inputs, **options)
-            self._emit(name, "backward", inputs, BACKWARD[name], results if len(BACKWARD[name]) > 1 else (results,))
+            grads = results if len(names.grads) > 1 else (results,)
+            self._emit(name, "backward", inputs, zip(names.grads, grads, strict=False))
             return results
+
+        def backward_dw(*inputs: Any, **options: Any) -> None:
+            assert op.backward_dw is not None
+            op.backward_dw(*inputs, **options)
+            self._emit(name, "backward", inputs, ())
 
         def both(*inputs: Any, **options: Any) -> Any:
             assert op.both is not None
             results = op.both(*inputs, **options)
-            self._emit(name, "both", inputs, (*FORWARD[name], *BACKWARD[name]), results)
+            self._emit(name, "both", inputs, zip((*names.outputs, *names.grads), results, strict=True))
             return results
 
-        return Op(forward, backward, both if op.both is not None else None)
+        both_, backward_dw_ = op.both and both, op.backward_dw and backward_dw
+        return op._replace(forward=forward, backward=backward, both=both_, backward_dw=backward_dw_)
 
     def _emit(
-        self,
-        op: str,
-        direction: str,
-        inputs: tuple[Any, ...],
-        names: tuple[str, ...],
-        results: tuple[Any, ...],
-        saved: Any = None,
+        self, op: str, direction: str, inputs: tuple[Any, ...], outputs: Iterable[tuple[str, Any]], saved: Any = None
     ) -> None:
-        places = [x.data_ptr() for x in inputs if isinstance(x, Tensor)]
-        owner = next((self.owners[place] for place in places if place in self.owners), self.layer)
-        if op in OF_ATTENTION:
+        addresses = [x.data_ptr() for x in inputs if isinstance(x, Tensor)]
+        owner = next((self.owners[address] for address in addresses if address in self.owners), self.layer)
+        if op in IN_ATTENTION:
             owner = ".".join([*owner.split(".")[:2], "attn"])
         self.layer = "head" if op == HEAD else owner
-        outputs = dict(zip(names, results, strict=False))
         grads = tuple(x for x in inputs if isinstance(x, Tensor) and x.data_ptr() in self.grads)
-        self.listener(OpCall(self.layer, op, direction, inputs, outputs, saved, grads))
+        self.listener(OpCall(self.layer, op, direction, inputs, dict(outputs), saved, grads))

@@ -1,1 +1,1 @@
-"""The mathematics: each op's forward beside its backward, in plain torch. See op.py for the contract."""
+"""The mathematics: each op's forward next to its backward, in plain torch. See op.py for the contract."""

@@ -1,11 +1,11 @@
 """The residual sum and the norm that reads it, as one op.
 
     s = x + delta         n = norm(s)
-Backward. s is read twice, by the norm and by the next sum (ds), and x and delta receive the same:
+Backward. s is read twice, by the norm and by the next sum (ds), and x and delta receive the same gradient:
     dx = ddelta = ds + dnorm/ds
 One tensor is therefore returned for both. delta = None: the first norm of a model, s = x. ds = None: nothing but the norm
 reads s (post-norm, and the last norm of a model).
-Saved: what the norm saves, whose x is s. Composed of the norms here; a kernel does it in one pass.
+Saved: what the norm saves, whose x is s. Composed of the norms here; kernels do it in one pass.
 Tested by: tests/ops/test_add_norm.py."""
 
 from typing import Any, NamedTuple
@@ -41,7 +41,7 @@ def _add_norm(norm: Op) -> Op:
         dx = norm.backward(dn, saved.norm, *params_and_dparams)
         return dx if ds is None else dx + ds
 
-    return Op(forward, backward)
+    return Op(forward, backward, outputs=("s", "n"))
 
 
 ADD_RMS_NORM = _add_norm(RMS_NORM)

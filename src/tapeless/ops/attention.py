@@ -1,9 +1,9 @@
 """Causal attention; H query heads share G heads of keys and values (G = H: MHA, 1 < G < H: GQA, G = 1: MQA).
 
-    z = q k' / D^(1/2)      key s is seen by query t where s <= t + S - T (the last query sees all), and where both lie in
-                            the same document, if documents are given; elsewhere z = -inf
+    z = q k' / D^(1/2)      query t attends to key s if s <= t + S - T (the last query to all), and if both are in the same
+                            document, where documents are given; elsewhere z = -inf
     lse = log sum_s exp(z)      p = exp(z - lse)      o = p v
-Backward, p computed again from lse:
+Backward, p recomputed from lse:
     dv = p' do      dp = do v'      dz = p (dp - sum_s(dp p))      sum_s(dp p) = sum_D(do o)
     dq = dz k / D^(1/2)             dk = dz' q / D^(1/2)           dk, dv summed over the H/G heads that share them
 Saved: q, k, v, o and lse, one number per row; never anything T x S.
@@ -30,7 +30,7 @@ class AttentionSaved(NamedTuple):
 
 
 def _grouped(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Accumulation dtype; the H/G query heads of a group side by side: q (B, G, H/G, T, D), k and v (B, G, 1, S, D)."""
+    """In the accumulation dtype, query heads by group: q (B, G, H/G, T, D), k and v (B, G, 1, S, D)."""
     dtype = accumulation_dtype(q)
     return q.to(dtype).unflatten(1, (k.shape[1], -1)), k.to(dtype).unsqueeze(2), v.to(dtype).unsqueeze(2)
 
@@ -80,4 +80,4 @@ def attention_backward(
     return dq.flatten(1, 2).to(dtype), dk.to(dtype), dv.to(dtype)
 
 
-ATTENTION = Op(attention_forward, attention_backward)
+ATTENTION = Op(attention_forward, attention_backward, outputs=("o",), grads=("dq", "dk", "dv"))

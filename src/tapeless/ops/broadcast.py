@@ -2,8 +2,8 @@
 
     y = a + b             da = sum_to_a(dy)         db = sum_to_b(dy)
     y = a b               da = sum_to_a(dy b)       db = sum_to_b(dy a)
-Broadcasting repeats an operand along an axis; its adjoint, sum_to, adds up what the repeats received.
-Saved: for the sum the two shapes; for the product a and b.
+Broadcasting repeats an operand along an axis; its adjoint, sum_to, sums the gradients of the repeats.
+Saved: for a + b the two shapes; for a b both operands.
 Tested by: tests/ops/test_broadcast.py."""
 
 from typing import NamedTuple
@@ -54,5 +54,5 @@ def mul_backward(
     return sum_to(dy * b, a.shape), sum_to(dy * a, b.shape)
 
 
-ADD = Op(add_forward, add_backward)
-MUL = Op(mul_forward, mul_backward)
+ADD = Op(add_forward, add_backward, grads=("da", "db"))
+MUL = Op(mul_forward, mul_backward, grads=("da", "db"))

@@ -29,7 +29,7 @@ class CrossEntropySaved(NamedTuple):
 
 
 def valid_targets(targets: Tensor) -> int:
-    """How many targets count; 1 where none does, so that an empty batch has loss 0 and not 0/0."""
+    """Number of valid targets; at least 1, so that a batch without any has loss 0 and not 0/0."""
     return max(int((targets != IGNORED).sum()), 1)
 
 
@@ -84,4 +84,4 @@ def cross_entropy_backward(
     return dz.masked_fill_((targets == IGNORED).unsqueeze(-1), 0.0).to(logits.dtype)
 
 
-CROSS_ENTROPY = Op(cross_entropy_forward, cross_entropy_backward)
+CROSS_ENTROPY = Op(cross_entropy_forward, cross_entropy_backward, outputs=("loss",), grads=("dlogits",))

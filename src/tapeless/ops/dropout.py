@@ -1,9 +1,9 @@
-"""Dropout with counter-based masks: which elements go is a pure function of (key, sample, place), never of a generator.
+"""Dropout with counter-based masks: a pure function of (key, sample, position), without a random generator.
 
     keep[i] = hash(key, i) >= p        i counts elements from the first sample of the run's batch
     y = x keep / (1 - p)               dx = dy keep / (1 - p)
-The mask is hashed again in backward, so nothing is saved, and it is the same in however many micro-batches or ranks a batch
-is cut, in recomputation, and after a resume.
+Backward hashes the mask again, so nothing is saved. The mask is the same for any number of micro-batches or ranks, in
+recomputation, and after a resume.
 Tested by: tests/ops/test_dropout.py."""
 
 import hashlib
@@ -17,7 +17,7 @@ LOW32 = 0xFFFFFFFF
 
 
 def dropout_key(seed: int, step: int, purpose: str) -> int:
-    """64 bits that name one mask: the run's seed, the step, and the place in the model."""
+    """64 bits that identify one mask: the run's seed, the step, and the position in the model."""
     return int.from_bytes(hashlib.sha256(f"{seed}/{step}/{purpose}".encode()).digest()[:8], "little")
 
 

@@ -1,7 +1,7 @@
 """Token embedding: row lookup.                          letters: docs/notation.md
 
     y[n] = w[tokens[n]]
-Backward. A token that stands in several places collects from all of them:
+Backward. A token that occurs several times sums the gradients of all its positions:
     dw[v] += sum over n with tokens[n] = v of dy[n]
 Tokens are integers and have no gradient. Saved: the tokens.
 Tested by: tests/ops/test_embed.py."""
@@ -35,4 +35,4 @@ def embed_backward(
         dw.index_add_(0, saved.tokens.reshape(-1), rows(dy).to(dw.dtype))
 
 
-EMBED = Op(embed_forward, embed_backward)
+EMBED = Op(embed_forward, embed_backward, grads=())

@@ -1,10 +1,10 @@
-"""The second half of the feed-forward layer: its activation or gate, and the product behind it, as one op.
+"""The second half of the feed-forward layer: its activation or gate, and the linear map after it, as one op.
 
     h = gate(gate_up)     by ffn_gate.py          y = h w' + b
 Backward:
     dh = dy w             dw += dy' h             db += sum_rows(dy)             dgate_up: the gate's backward of dh
-Saved: gate_up alone. h would be a third as much again and is one pass, so it is computed again; a kernel makes it in the pass
-that makes dgate_up.
+Saved: gate_up alone. h would add another third and costs one pass, so it is recomputed; kernels compute it in the pass that
+computes dgate_up.
 Tested by: tests/ops/test_ffn_down.py."""
 
 from typing import NamedTuple
@@ -12,12 +12,12 @@ from typing import NamedTuple
 from torch import Tensor
 
 from tapeless.ops.ffn_gate import FFN_GATES
-from tapeless.ops.linear import LinearSaved, linear_backward, linear_forward
+from tapeless.ops.linear import LinearSaved, linear_backward, linear_backward_dw, linear_forward
 from tapeless.ops.op import Op
 
 
 class FFNDownSaved(NamedTuple):
-    gate_up: Tensor  # (..., 2F), or (..., F) of the kinds without a gate
+    gate_up: Tensor  # (..., 2F), or (..., F) for kinds without a gate
 
 
 def _ffn_down(gate: Op) -> Op:
@@ -38,11 +38,22 @@ def _ffn_down(gate: Op) -> Op:
         dw: Tensor | None,  # (C, F)  accumulated into
         db: Tensor | None,  # (C,)  accumulated into
     ) -> Tensor:  # dgate_up (..., 2F) or (..., F)
-        h, of_gate = gate.forward(saved.gate_up)
+        h, gate_saved = gate.forward(saved.gate_up)
         dh = linear_backward(dy, LinearSaved(h), w, b, dw, db)
-        return gate.backward(dh, of_gate)
+        return gate.backward(dh, gate_saved)
 
-    return Op(forward, backward)
+    def backward_dw(
+        dy: Tensor,  # (..., C)
+        saved: FFNDownSaved,
+        w: Tensor,  # (C, F)
+        b: Tensor | None,  # (C,)
+        dw: Tensor | None,  # (C, F)  accumulated into
+        db: Tensor | None,  # (C,)  accumulated into
+    ) -> None:
+        h, _ = gate.forward(saved.gate_up)
+        linear_backward_dw(dy, LinearSaved(h), w, b, dw, db)
+
+    return Op(forward, backward, backward_dw=backward_dw, grads=("dgate_up",))
 
 
 FFN_DOWN = {kind: _ffn_down(gate) for kind, gate in FFN_GATES.items()}

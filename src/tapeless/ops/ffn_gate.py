@@ -1,11 +1,11 @@
-"""The middle of the feed-forward layer: what stands between its two products.
+"""The middle of the feed-forward layer: what is between its two linear maps.
 
-    gated    h = f(gate) up        gate_up = [gate | up], one product of 2F columns
-    plain    h = f(up)             the activations of pointwise.py, as they are
+    gated    h = f(gate) up        gate_up = [gate | up], one matmul with 2F columns
+    plain    h = f(up)             the activations of pointwise.py
 Backward of the gated kind:
     dgate = dh up f'(gate)         dup = dh f(gate)
 swiglu has f = silu, geglu has f = gelu (tanh).
-Saved: gate_up; f and f' are computed again.
+Saved: gate_up; f and f' are recomputed.
 Tested by: tests/ops/test_ffn_gate.py."""
 
 from collections.abc import Callable
@@ -39,10 +39,10 @@ def _gated(f: Callable[[Tensor], Tensor], df: Callable[[Tensor], Tensor]) -> Op:
         dup = dh * f(gate)
         return torch.cat([dgate, dup], -1).to(dh.dtype)
 
-    return Op(forward, backward)
+    return Op(forward, backward, outputs=("h",), grads=("dgate_up",))
 
 
 SWIGLU = _gated(silu, dsilu)
 GEGLU = _gated(gelu, dgelu)
 FFN_GATES = {"swiglu": SWIGLU, "geglu": GEGLU, "gelu": GELU, "tanh": TANH, "relu": RELU, "relu2": RELU2}
-GATED = frozenset({"swiglu", "geglu"})  # the kinds whose first product has 2F columns
+GATED = frozenset({"swiglu", "geglu"})  # the kinds whose first matmul has 2F columns

@@ -1,10 +1,10 @@
 """LayerNorm, bias optional.                             letters: docs/notation.md
 
     m = mean_C(x)     r = (mean_C((x - m)^2) + eps)^(-1/2)     n = (x - m) r     y = n w + b
-Backward. dn = dy w.  x reaches n directly, through m and through r:
+Backward. dn = dy w.  n depends on x directly, through m and through r:
     dx = r (dn - mean_C(dn) - n mean_C(dn n))
     dw += sum_rows(dy n)     db += sum_rows(dy)
-Saved: x, m and r (two numbers per row); n is computed again.
+Saved: x, m and r (two numbers per row); n is recomputed.
 Tested by: tests/ops/test_layer_norm.py."""
 
 from typing import NamedTuple

@@ -39,11 +39,22 @@ def linear_backward(
     dw: Tensor | None,  # (O, I)  accumulated into
     db: Tensor | None,  # (O,)  accumulated into
 ) -> Tensor:  # dx (..., I)
+    linear_backward_dw(dy, saved, w, b, dw, db)
+    return dy @ w
+
+
+def linear_backward_dw(
+    dy: Tensor,  # (..., O)
+    saved: LinearSaved,
+    w: Tensor,  # (O, I)
+    b: Tensor | None,  # (O,)
+    dw: Tensor | None,  # (O, I)  accumulated into
+    db: Tensor | None,  # (O,)  accumulated into
+) -> None:
     if dw is not None:
         accumulate_matmul(dw, rows(dy).t(), rows(saved.x))
     if db is not None:
         add_row_sum(db, dy)
-    return dy @ w
 
 
-LINEAR = Op(linear_forward, linear_backward)
+LINEAR = Op(linear_forward, linear_backward, backward_dw=linear_backward_dw)

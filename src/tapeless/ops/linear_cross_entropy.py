@@ -1,9 +1,9 @@
-"""The output product and its loss as one op, a few rows at a time: the N x V logits never stand in memory at once.
+"""The output matmul and its loss as one op, in chunks of rows: the N x V logits are never in memory at once.
 
     logits = x w'         loss = cross_entropy(logits, targets)
-Backward, for each block of rows, its logits computed again:
+Backward, for each chunk of rows, with its logits recomputed:
     dlogits = cross_entropy backward       dx = dlogits w       dw += dlogits' x
-Saved: x, targets and lse. The block is sized so that its logits are `chunk` elements whatever V is.
+Saved: x, targets and lse. A chunk has as many rows as give `chunk` logits, whatever V is.
 Tested by: tests/ops/test_linear_cross_entropy.py."""
 
 from typing import NamedTuple
@@ -20,7 +20,7 @@ from tapeless.ops.cross_entropy import (
 from tapeless.ops.numerics import accumulate_matmul, accumulation_dtype, rows
 from tapeless.ops.op import Op
 
-CHUNK = 2**20  # logits alive at a time
+CHUNK = 2**20  # logits in memory at a time
 
 
 class LinearCrossEntropySaved(NamedTuple):
@@ -89,4 +89,4 @@ def linear_cross_entropy_backward(
     return dx.view(x.shape)
 
 
-LINEAR_CROSS_ENTROPY = Op(linear_cross_entropy_forward, linear_cross_entropy_backward)
+LINEAR_CROSS_ENTROPY = Op(linear_cross_entropy_forward, linear_cross_entropy_backward, outputs=("loss",))

@@ -1,16 +1,16 @@
-"""The term that an adapter of low rank adds to a product whose own matrix stays as it is (LoRA).
+"""Low-rank adapter (LoRA): the term that it adds to a linear map whose own matrix is frozen.
 
-    y = x w' + s (x a') b'      the first term is the product's; this op is the second, with s = alpha / r
+    y = x w' + s (x a') b'      the first term is the linear map's; this op is the second, with s = alpha / r
     u = s x a'   (N, r)         y = u b'   (N, O)
 Backward, by y_no = sum_k u_nk b_ok and u_nk = s sum_i x_ni a_ki:
     db += dy' u                 (O, r) = (O, N) @ (N, r)
     du = s dy b                 (N, r) = (N, O) @ (O, r)
     da += du' x                 dx = du a
-The sum of both terms hands dy to each, so that x receives dy w + du a: the gradient goes through w, and w itself needs none.
-s is multiplied in where it is cheapest, at the r columns in the middle.
-x -> x a' is itself a product of the model's set (`product`), the one that stands beside it: a linear map, or the ffn_down that
-makes h on the way, so that neither pass keeps h.
-Saved: what that product saves, and u.
+Both terms receive dy, so x receives dy w + du a: the gradient passes through w, and w itself needs none. The factor s is
+applied where it is cheapest, to the r columns in the middle.
+x -> x a' is computed by the op whose matrix is adapted (`linear`): a linear map, or ffn_down, which computes h on the way, so
+that neither pass stores h.
+Saved: what that op saves, and u.
 Tested by: tests/ops/test_lora.py."""
 
 from typing import Any, NamedTuple
@@ -23,7 +23,7 @@ from tapeless.ops.op import Op
 
 
 class LoraSaved(NamedTuple):
-    linear: Any  # its own record, which holds x (..., I)
+    linear: Any  # the record of the adapted op, which holds x (..., I)
     u: Tensor  # (..., r)
 
 
@@ -45,7 +45,7 @@ def lora_backward(
     saved: LoraSaved,
     a: Tensor,  # (r, I)
     b: Tensor,  # (O, r)
-    da: Tensor | None,  # (r, I)  accumulated into, or overwritten where the product's set does so
+    da: Tensor | None,  # (r, I)  accumulated into, or overwritten by the set's non-accumulating linear
     db: Tensor | None,  # (O, r)  accumulated into
     *,
     scale: float,
@@ -57,4 +57,22 @@ def lora_backward(
     return linear.backward(du, saved.linear, a, None, da, None)
 
 
-LORA = Op(lora_forward, lora_backward)
+def lora_backward_dw(
+    dy: Tensor,  # (..., O)
+    saved: LoraSaved,
+    a: Tensor,  # (r, I)
+    b: Tensor,  # (O, r)
+    da: Tensor | None,  # (r, I)  accumulated into, or overwritten by the set's non-accumulating linear
+    db: Tensor | None,  # (O, r)  accumulated into
+    *,
+    scale: float,
+    linear: Op = LINEAR,
+) -> None:
+    if db is not None:
+        accumulate_matmul(db, rows(dy).t(), rows(saved.u))
+    if da is not None:
+        assert linear.backward_dw is not None
+        linear.backward_dw((dy @ b) * scale, saved.linear, a, None, da, None)
+
+
+LORA = Op(lora_forward, lora_backward, backward_dw=lora_backward_dw)

@@ -1,4 +1,4 @@
-"""Batched matrix product; the batch axes broadcast.
+"""Batched matmul; the batch axes broadcast.
 
     y = a b               y (..., M, N) = a (..., M, K) @ b (..., K, N)
 Backward.
@@ -38,4 +38,4 @@ def matmul_backward(
     return sum_to(da, a.shape), sum_to(db, b.shape)
 
 
-MATMUL = Op(matmul_forward, matmul_backward)
+MATMUL = Op(matmul_forward, matmul_backward, grads=("da", "db"))

@@ -4,16 +4,16 @@ Tested by: tests/ops/test_numerics.py."""
 import torch
 from torch import Tensor
 
-TEMPORARY = 2**20  # elements of a product that stand in memory at a time, where it cannot be added in place
+TEMPORARY = 2**20  # elements of a matmul in memory at a time, if it cannot be accumulated in place
 
 
 def accumulation_dtype(x: Tensor) -> torch.dtype:
-    """Statistics, softmax and sums are held in float32 at least; float64 and complex128 stay what they are."""
+    """Statistics, softmax and sums are in float32 or wider; float64 and complex128 stay as they are."""
     return torch.promote_types(x.dtype, torch.float32)
 
 
 def real_part(x: Tensor) -> Tensor:
-    """What a branch or a maximum may look at: the value itself, or the real part under the complex step."""
+    """The values for branches and maxima: x itself, or its real part under the complex step."""
     return x.real if x.is_complex() else x
 
 
@@ -29,9 +29,8 @@ def rows(x: Tensor) -> Tensor:  # (..., C) -> (N, C)
 
 
 def accumulate_matmul(dw: Tensor, a: Tensor, b: Tensor) -> None:  # dw (M, K) += a (M, N) @ b (N, K)
-    """Accumulate a matrix product. Where the gradient has the product's dtype, without a temporary; where it is wider, in
-    parts that are rounded to the product's dtype first, since torch has no bfloat16 product with a float32 result on every
-    device."""
+    """Accumulate a matmul. Without a temporary if dw has the dtype of a and b; if it is wider, in parts that are rounded to
+    that dtype first, since torch does not have a bfloat16 matmul with a float32 result on every device."""
     if dw.dtype == a.dtype:
         dw.addmm_(a, b)
     else:
@@ -45,8 +44,8 @@ def add_row_sum(dw: Tensor, x: Tensor) -> None:  # dw (C,) += sum over rows of x
 
 
 def sum_to(x: Tensor, shape: torch.Size) -> Tensor:
-    """The adjoint of broadcasting from `shape`: sum over every axis that was stretched or added."""
+    """The adjoint of broadcasting from `shape`: sum over every axis that was expanded or added."""
     added = x.dim() - len(shape)
-    stretched = [i + added for i, n in enumerate(shape) if n == 1 and x.shape[i + added] != 1]
-    axes = [*range(added), *stretched]
+    expanded = [i + added for i, n in enumerate(shape) if n == 1 and x.shape[i + added] != 1]
+    axes = [*range(added), *expanded]
     return x.sum(axes, keepdim=True).reshape(shape) if axes else x

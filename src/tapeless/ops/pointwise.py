@@ -7,8 +7,8 @@
              u = k (x + c x^3), k = (2/pi)^(1/2)   u' = k (1 + 3 c x^2)
     relu     f = x where x > 0, else 0             f' = 1 where x > 0, else 0
     relu2    f = relu(x)^2                         f' = 2 relu(x)
-Each f and f' is a function of its own, because the feed-forward gates (ffn_gate.py) are made of them too.
-A NaN is not below zero, so relu lets it through instead of hiding it.
+Each f and f' is a separate function, because the feed-forward gates (ffn_gate.py) use them too.
+relu propagates NaN, which is not <= 0.
 Saved: x.
 Tested by: tests/ops/test_pointwise.py."""
 

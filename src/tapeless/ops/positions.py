@@ -1,7 +1,7 @@
-"""Learned positions: each place in the row has its own vector.
+"""Learned positions: each position has its own vector.
 
     y[b, t] = x[b, t] + w[offset + t]
-Backward. dx = dy;  one position serves the whole batch, hence
+Backward. dx = dy;  all sequences of the batch share a position, hence
     dw[offset + t] += sum_b dy[b, t]
 Saved: nothing. `offset` is the number of tokens already decoded.
 Tested by: tests/ops/test_positions.py."""

@@ -1,11 +1,11 @@
-"""From the fused q, k, v product to the heads that attention reads: split, QK-norm, rotation.
+"""From the fused q, k, v projection to the heads that attention reads: split, QK-norm, rotation.
 
     [q | k | v] = qkv                 H, G and G heads of width D, each laid out (B, heads, T, D)
     q = rope(rms_norm(q, wq_norm))    k = rope(rms_norm(k, wk_norm))      v = v
-The norm is over each head's D features and is left out where its weight is None; theta = None leaves out the rotation.
-Backward: the same steps in reverse, and the three gradients side by side in one buffer, as the product wants them.
+The norm is over each head's D features; there is none if its weight is None, and no rotation if theta is None.
+Backward: the same steps in reverse, with the three gradients adjacent in one buffer, as the projection reads them.
 Saved: with QK-norm qkv and one number per head and row, otherwise nothing. q, k and v never share memory with qkv, so that
-qkv can go.
+qkv can be freed.
 Tested by: tests/ops/test_qkv_rope.py."""
 
 from typing import NamedTuple
@@ -84,4 +84,4 @@ def qkv_rope_backward(
     return torch.cat([dq, dk, dv], 1).transpose(1, 2).flatten(2)
 
 
-QKV_ROPE = Op(qkv_rope_forward, qkv_rope_backward)
+QKV_ROPE = Op(qkv_rope_forward, qkv_rope_backward, outputs=("q", "k", "v"), grads=("dqkv",))

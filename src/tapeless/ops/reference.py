@@ -1,4 +1,5 @@
-"""The reference set: the ops of this folder, plain torch, any device and dtype. The law that every other set answers to.
+"""The reference set: the ops of this folder, plain torch, any device and dtype. Every other set is tested
+against it.
 Tested by: tests/ops/test_reference.py."""
 
 from types import MappingProxyType

@@ -3,7 +3,7 @@
     r = (mean_C(x^2) + eps)^(-1/2)     n = x r     y = n w
 Backward. dn = dy w;  dr/dx_j = -r^3 x_j / C, hence
     dx = r (dn - n mean_C(dn n))       dw += sum_rows(dy n)
-Saved: x and r (one number per row); n is one multiply, so it is computed again.
+Saved: x and r (one number per row); n is one multiply, so it is recomputed.
 Tested by: tests/ops/test_rms_norm.py."""
 
 from typing import NamedTuple

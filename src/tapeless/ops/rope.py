@@ -1,12 +1,12 @@
-"""Rotary positions, half-split: feature i turns with feature i + D/2, as in Hugging Face's Llama.
+"""Rotary positions, half-split: feature i is rotated with feature i + D/2, as in Hugging Face's Llama.
 
     angle[t, i] = (offset + t) theta^(-2i/D)        i = 0 … D/2 - 1
     y_lo = x_lo cos - x_hi sin                      lo: features 0 … D/2 - 1
     y_hi = x_hi cos + x_lo sin                      hi: features D/2 … D - 1
 Backward. A rotation's transpose is its inverse, the rotation by -angle:
     dx_lo = dy_lo cos + dy_hi sin                   dx_hi = dy_hi cos - dy_lo sin
-Saved: nothing; the angles come from the position alone. They are computed in float64, since at offset 10^5 a float32
-angle is off by 1e-2.
+Saved: nothing; the angles depend on the position alone. They are computed in float64, since at offset 10^5 a float32 angle
+is off by 1e-2.
 Tested by: tests/ops/test_rope.py."""
 
 import torch
@@ -20,8 +20,8 @@ from tapeless.ops.op import Op
 def rope_tables(x: Tensor, theta: float, offset: int) -> tuple[Tensor, Tensor]:  # cos, sin (T, D/2)
     T, D = x.shape[-2:]
     if D % 2:
-        raise ConfigError(f"rotary positions turn features in pairs, but head_dim is {D}; make it even")
-    where = "cpu" if x.device.type == "mps" else x.device  # which has no float64
+        raise ConfigError(f"rotary positions rotate pairs of features, but head_dim is {D}; make it even")
+    where = "cpu" if x.device.type == "mps" else x.device  # mps has no float64
     i = torch.arange(0, D, 2, dtype=torch.float64, device=where)
     t = torch.arange(offset, offset + T, dtype=torch.float64, device=where)
     angle = t[:, None] * theta ** (-i / D)

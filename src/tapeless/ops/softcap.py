@@ -1,4 +1,4 @@
-"""Logit soft-cap: values are bent so that none goes beyond ±cap.
+"""Logit soft-cap: a smooth limit of values to ±cap.
 
     y = cap tanh(x / cap)
 Backward. dy/dx = 1 - tanh^2, hence

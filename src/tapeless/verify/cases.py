@@ -232,7 +232,7 @@ def _feed_forward() -> Iterator[OpCase]:
         partial(twins.lora_down, twins.swiglu),
         ("gate_up",),
         ("a", "b"),
-        scalars={"scale": 1.7, "product": FFN_DOWN["swiglu"]},
+        scalars={"scale": 1.7, "linear": FFN_DOWN["swiglu"]},
         linear_in=("a", "b"),
     )
 

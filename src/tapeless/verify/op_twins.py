@@ -27,7 +27,7 @@ def lora(x: Tensor, a: Tensor, b: Tensor, scale: float) -> Tensor:
     return F.linear(x, scale * torch.einsum("or,ri->oi", b, a))
 
 
-def lora_down(gate: Callable[[Tensor], Tensor], gate_up: Tensor, scale: float, product: Any, **matrices: Tensor) -> Tensor:
+def lora_down(gate: Callable[[Tensor], Tensor], gate_up: Tensor, scale: float, linear: Any, **matrices: Tensor) -> Tensor:
     return lora(gate(gate_up), scale=scale, **matrices)
 
 

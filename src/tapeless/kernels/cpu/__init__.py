@@ -1,1 +1,1 @@
-"""The ops for CPUs: Numba kernels around torch's matrix products, in float32 and bfloat16."""
+"""The ops for CPUs: Numba kernels around torch's matmuls, in float32 and bfloat16."""

@@ -2,7 +2,7 @@
 
     s = x + delta, rounded to its dtype      m = mean_C(s), 0 for RMSNorm      r = (mean_C((s - m)^2) + eps)^(-1/2)
     n = (s - m) r w + b
-Backward: ops/rms_norm.py, ops/layer_norm.py and ops/add_norm.py. dw and db are summed over PARTS spans of rows, then over
+Backward: ops/rms_norm.py, ops/layer_norm.py and ops/add_norm.py. dw and db are summed within PARTS spans of rows, then over
 the spans, so that the sum does not depend on the number of threads.
 Tested by: tests/kernels/test_cpu.py."""
 
@@ -18,7 +18,7 @@ from torch import Tensor
 from tapeless.kernels.cpu.capture import launch
 from tapeless.kernels.cpu.jit import array, inlined, kernel, matrix, put, wide
 from tapeless.kernels.workspace import Workspace
-from tapeless.ops.add_norm import AddNormSaved
+from tapeless.ops.add_norm import ADD_RMS_NORM, AddNormSaved
 from tapeless.ops.layer_norm import LayerNormSaved
 from tapeless.ops.op import Op
 from tapeless.ops.rms_norm import RMSNormSaved
@@ -117,10 +117,10 @@ def _param_gradients(dy, x, m, r, dw, db):  # (C,) each
 @inlined
 def add_parts(parts, total):  # (PARTS, C), (C,) or (0,)
     for c in range(len(total)):
-        of_all = ZERO
+        summed = ZERO
         for part in range(len(parts)):
-            of_all += parts[part, c]
-        total[c] += of_all
+            summed += parts[part, c]
+        total[c] += summed
 
 
 @kernel
@@ -144,7 +144,7 @@ def _backward(ds, dy, x, m, r, w, centre, dx, sums, dw, db):
 
 
 def _nothing(like: np.ndarray) -> np.ndarray:
-    """In the place of an argument that is None: no rows of `like`."""
+    """For an argument that is None: no rows of `like`."""
     return like[:0]
 
 
@@ -201,7 +201,8 @@ def norm_backward(dy: Tensor, saved: Any, *params: Any, **options: Any) -> Tenso
 
 
 def add_norm(centre: bool, ws: Workspace) -> Op:
-    return Op(partial(add_norm_forward, centre=centre, ws=ws), partial(add_norm_backward, centre=centre, ws=ws))
+    options: dict[str, Any] = {"centre": centre, "ws": ws}
+    return ADD_RMS_NORM._replace(forward=partial(add_norm_forward, **options), backward=partial(add_norm_backward, **options))
 
 
 def norm(centre: bool, ws: Workspace) -> Op:

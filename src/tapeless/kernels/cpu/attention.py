@@ -1,12 +1,12 @@
-"""Causal attention, a block of query rows at a time: the scores of a block stay in the cache, and nothing T x S is ever there.
+"""Causal attention, in blocks of query rows: the scores of a block stay in the cache, and nothing of size T x S is allocated.
 
 Formulas: ops/attention.py. Forward, for each head: its keys transposed and its values packed into buffers of the thread; then
-for each block of BLOCK rows the scores of the keys it sees, the softmax row by row, the product with the values. Backward, for
-each head of keys, the same blocks with p made again from lse:
+for each block of BLOCK rows the scores of its visible keys, the softmax row by row, the matmul with the values. Backward, for
+each key head, the same blocks with p recomputed from lse:
     dv += p' do      dp = do v'      dz = p (dp - sum_s(dp p))      dq = dz k / D^(1/2)      dk += dz' q / D^(1/2)
-sum_s(dp p) is taken from the very p and dp that it is subtracted from, not from do and o: where a softmax is nearly one-hot the
-two almost cancel, and the rounding of o would be most of what is left. One thread works on one head, so a sum has one order,
-however many threads there are.
+sum_s(dp p) is computed from the same p and dp that it is subtracted from, not from do and o: if a softmax is nearly one-hot the
+two almost cancel, and the rounding of o would dominate the difference. One thread works on one head, so the order of a sum does
+not depend on the number of threads.
 Tested by: tests/kernels/test_cpu.py."""
 
 import math
@@ -24,12 +24,14 @@ from tapeless.kernels.cpu.packing import left, right, right_transposed, scores_l
 from tapeless.kernels.cpu.rows import softmax_row, softmax_row_backward
 from tapeless.kernels.cpu.tile import HAS_PAIRS, ROWS, WIDTH, tile_matmul
 from tapeless.kernels.workspace import Workspace
-from tapeless.ops.attention import AttentionSaved, require_matching_documents
+from tapeless.ops.attention import ATTENTION, AttentionSaved, require_matching_documents
 from tapeless.ops.op import Op
 
-BLOCK = 32  # query rows: more of them reuse the keys better, fewer waste less where the block crosses the diagonal
+BLOCK = 32  # query rows: more reuse the keys better, fewer waste less where the block crosses the diagonal
 ZERO, ONE = np.float32(0), np.float32(1)
-LOWEST = np.float32(-1e30)  # of another document: its exponential adds nothing to a sum, and becomes zero afterwards
+LOWEST = np.float32(
+    -1e30
+)  # score of a key in another document: its exponential adds nothing to a sum, and is set to zero afterwards
 
 
 @inlined
@@ -59,7 +61,7 @@ def _forward(q, k, v, documents, scale, operands, blocks, weights, scores, outpu
     # outputs (BLOCK (D_ + 1)); not all of them are used here
     (B, H, T), (G, S), D = q.shape[:3], k.shape[1:3], o.shape[3]
     D_, S_ = _up(D, WIDTH), _up(S, WIDTH)
-    nobody = documents.reshape(-1)[:0]
+    no_keys = documents.reshape(-1)[:0]
     for unit in prange(B * H):
         b, h = unit // H, unit % H
         thread = numba.get_thread_id()
@@ -75,11 +77,11 @@ def _forward(q, k, v, documents, scale, operands, blocks, weights, scores, outpu
             tile_matmul(p, 0, S_, qs, 0, D_, 1, kt, 0, S_, M, N, steps(kt, D), False)
             for i in range(count):
                 visible = first + i + S - T + 1
-                mine = documents[b, :visible] if len(documents) > 0 else nobody
-                own = mine[first + i] if len(documents) > 0 else 0
-                _mask(p, i * S_, mine, own, LOWEST)
+                ids = documents[b, :visible] if len(documents) > 0 else no_keys
+                own = ids[first + i] if len(documents) > 0 else 0
+                _mask(p, i * S_, ids, own, LOWEST)
                 total, top = softmax_row(p, i * S_, N, visible, scale)
-                _mask(p, i * S_, mine, own, ZERO)
+                _mask(p, i * S_, ids, own, ZERO)
                 lse[b, h, first + i] = top + np.float32(math.log(total))
                 sums[i] = total
             weighted = scores_left(ps, p, count, N, S_)
@@ -95,7 +97,7 @@ def _backward(do, q, k, v, lse, documents, scale, operands, blocks, weights, sco
     # dqueries (BLOCK D_), dkeys, dvalues (D_ S_); documents (B, T), or (0, 0)
     (B, H, T), (G, S), D = q.shape[:3], k.shape[1:3], dq.shape[3]
     D_, S_ = _up(D, WIDTH), _up(S, WIDTH)
-    nobody = documents.reshape(-1)[:0]
+    no_keys = documents.reshape(-1)[:0]
     for unit in prange(B * G):
         b, g = unit // G, unit % G
         thread = numba.get_thread_id()
@@ -122,12 +124,12 @@ def _backward(do, q, k, v, lse, documents, scale, operands, blocks, weights, sco
                 tile_matmul(dp, 0, S_, dos, 0, D_, 1, vt, 0, S_, M, N, steps(vt, D), False)
                 for i in range(M):
                     visible = first + i + S - T + 1 if i < count else 0
-                    mine = documents[b, :visible] if len(documents) > 0 else nobody
-                    own = mine[first + i] if len(mine) > 0 else 0
-                    _mask(p, i * S_, mine, own, LOWEST)
+                    ids = documents[b, :visible] if len(documents) > 0 else no_keys
+                    own = ids[first + i] if len(ids) > 0 else 0
+                    _mask(p, i * S_, ids, own, LOWEST)
                     softmax_row_backward(p, dp, i * S_, N, visible, scale, lse[b, h, min(first + i, T - 1)])
-                    _mask(p, i * S_, mine, own, ZERO)
-                    _mask(dp, i * S_, mine, own, ZERO)
+                    _mask(p, i * S_, ids, own, ZERO)
+                    _mask(dp, i * S_, ids, own, ZERO)
                 keys_seen, rows = _up(seen, ROWS), steps(ps, M)
                 dz = scores_left(ps, dp, M, N, S_)
                 tile_matmul(dqs, 0, D_, dz, 0, steps(ps, S_), 1, ks, 0, D_, M, D_, steps(ks, seen), False)
@@ -144,7 +146,7 @@ NO_DOCUMENTS = np.empty((0, 0), np.int64)
 
 
 def _operand(x: Tensor) -> np.ndarray:
-    """Elements; or words of two, where the processor multiplies such pairs."""
+    """Elements, or words of two bfloat16 if the processor multiplies such pairs."""
     elements = array(x if x.is_contiguous() else x.contiguous())
     pairs = HAS_PAIRS and x.dtype == torch.bfloat16 and x.shape[-1] % 2 == 0 and not x.is_meta
     return elements.view(np.int32) if pairs else elements
@@ -223,4 +225,4 @@ def attention_backward(
 
 
 def attention(ws: Workspace) -> Op:
-    return Op(partial(attention_forward, ws=ws), partial(attention_backward, ws=ws))
+    return ATTENTION._replace(forward=partial(attention_forward, ws=ws), backward=partial(attention_backward, ws=ws))

@@ -16,9 +16,9 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map
 
 from tapeless.kernels.dispatch import DispatchObserver, computes, writes
+from tapeless.kernels.private_api import tree_map
 from tapeless.kernels.workspace import LARGEST_CAPTURE, NUMPY, Workspace
 from tapeless.ops.op import CapturedCalls
 

@@ -1,8 +1,8 @@
-"""One more token of every sequence through the whole model, as one call: what generation spends its time on.
+"""One more token of every sequence through the whole model, in one call: the inner loop of generation.
 
-A token is one row, so a product is a matrix times a vector and costs as much as reading the matrix; what is left is the price
-of calling ops one by one, which here is paid once a token instead of ten times a layer. The parameters are read where they lie,
-from the flat buffer by a table of offsets. Activations stay in float32 from the embedding to the logits.
+A token is one row, so a linear map is a matrix-vector product and costs as much as reading the matrix. The rest is the overhead
+of calling ops, which is paid once per token here instead of ten times per layer. Parameters are read from the flat buffer
+through a table of offsets. Activations stay in float32 from the embedding to the logits.
 Same formulas, same order as model/block.py. Tested by: tests/kernels/test_cpu.py."""
 
 import math
@@ -21,14 +21,14 @@ from tapeless.kernels.cpu.jit import array, compiled, inlined, kernel, put, wide
 from tapeless.kernels.cpu.qkv_rope import rotate
 from tapeless.ops.ffn_gate import GATED
 
-# What the table has for each layer, in this order: offsets into the flat buffer, or -1 for a parameter that is not there.
+# Columns of the table, one row per layer: offsets into the flat buffer, or -1 for a parameter that does not exist.
 FIELDS = [f"{part}_norm.{x}" for part in ("attn", "ffn") for x in "wb"]
 FIELDS += ["attn.wq", "attn.bq", "attn.q_norm.w", "attn.k_norm.w", "attn.wo", "attn.bo"]
 FIELDS += ["ffn.w_up", "ffn.b_up", "ffn.w_down", "ffn.b_down"]
 ATTN_W, ATTN_B, FFN_W, FFN_B, QKV, QKV_B, Q_NORM, K_NORM, WO, WO_B, UP, UP_B, DOWN, DOWN_B = range(14)
-ENDS = ("embed.w", "pos.w", "final_norm.w", "final_norm.b")  # likewise, once; and behind them the head
+ENDS = ("embed.w", "pos.w", "final_norm.w", "final_norm.b")  # likewise, once per model; then the head
 EMBED, POSITIONS, FINAL_W, FINAL_B, HEAD = range(5)
-SMALL = 2**16  # elements of a matrix that one thread reads faster than two can be told to
+SMALL = 2**16  # elements of a matrix that one thread reads faster than two can be started
 ZERO, ONE = np.float32(0), np.float32(1)
 
 

@@ -1,7 +1,7 @@
-"""Token embedding: the rows are gathered by torch; their gradients are added in one fixed order.
+"""Token embedding: torch gathers the rows; their gradients are summed in a fixed order.
 
-Backward: each thread owns a span of the columns and walks all tokens in their order, so that a token that stands in several
-places needs no lock and its sum has one order.
+Backward: each thread owns a span of columns and loops over all tokens in their order, so a token that occurs several times
+needs no lock and its sum has one order.
 Tested by: tests/kernels/test_cpu.py."""
 
 from functools import partial
@@ -13,7 +13,7 @@ from torch import Tensor
 from tapeless.kernels.cpu.capture import launch
 from tapeless.kernels.cpu.jit import array, inlined, kernel, matrix, wide
 from tapeless.kernels.workspace import Workspace
-from tapeless.ops.embed import EmbedSaved
+from tapeless.ops.embed import EMBED, EmbedSaved
 from tapeless.ops.op import Op
 
 COLUMNS = 64  # of a span: whole cache lines, also of bfloat16
@@ -56,4 +56,4 @@ def embed_backward(
 
 
 def embed(ws: Workspace) -> Op:
-    return Op(partial(embed_forward, ws=ws), embed_backward)
+    return EMBED._replace(forward=partial(embed_forward, ws=ws), backward=embed_backward)

@@ -1,7 +1,7 @@
-"""The activation or gate of the feed-forward layer in one pass, and the product behind it.
+"""The activation or gate of the feed-forward layer in one pass, and the linear map after it.
 
-Formulas: ops/ffn_down.py, ops/ffn_gate.py and ops/pointwise.py. Backward computes f and f' together, from one exponential; in
-the same pass dh turns into h where it lies, which the weights' gradient is made of.
+Formulas: ops/ffn_down.py, ops/ffn_gate.py and ops/pointwise.py. Backward computes f and f' together, from one exponential; the
+same pass overwrites dh by h, from which dw is computed.
 Tested by: tests/kernels/test_cpu.py."""
 
 from functools import partial
@@ -14,15 +14,16 @@ from torch import Tensor
 from tapeless.kernels.cpu.capture import launch
 from tapeless.kernels.cpu.functions import GELU_C, GELU_K, gelu_tanh, sigmoid, tanh
 from tapeless.kernels.cpu.jit import inlined, kernel, matrix, put, wide
-from tapeless.kernels.cpu.linear import accumulate_matmul, linear_forward
+from tapeless.kernels.cpu.linear import linear_backward_dw, linear_forward
 from tapeless.kernels.cpu.matmul import matmul
 from tapeless.kernels.workspace import Workspace
-from tapeless.ops.ffn_down import FFNDownSaved
+from tapeless.ops.ffn_down import FFN_DOWN, FFNDownSaved
 from tapeless.ops.ffn_gate import GATED
-from tapeless.ops.numerics import add_row_sum, rows
+from tapeless.ops.linear import LinearSaved
+from tapeless.ops.numerics import rows
 from tapeless.ops.op import Op
 
-SILU, GELU, TANH, RELU, RELU2 = range(5)  # a number, since kernels that differ in a function could not be kept on disk
+SILU, GELU, TANH, RELU, RELU2 = range(5)  # integers, since kernels that take a function cannot be cached on disk
 KINDS = {"swiglu": SILU, "geglu": GELU, "gelu": GELU, "tanh": TANH, "relu": RELU, "relu2": RELU2}
 ZERO, HALF, ONE, TWO, THREE = (np.float32(x) for x in (0, 0.5, 1, 2, 3))
 
@@ -48,7 +49,7 @@ def _tanh(x):
 
 @inlined
 def _relu(x):
-    return (ZERO if x <= ZERO else x), (ZERO if x <= ZERO else ONE)  # NaN is not below zero and stays
+    return (ZERO if x <= ZERO else x), (ZERO if x <= ZERO else ONE)  # propagates NaN
 
 
 @inlined
@@ -58,7 +59,7 @@ def _relu2(x):
 
 
 def _gated(f_df: Any) -> tuple[Any, Any]:
-    """The rows of one kind, forward and backward: a loop that knows its function is vectorised."""
+    """The row functions of one kind, forward and backward: a loop over a known function is vectorised."""
 
     @inlined
     def forward(gate, up, h):  # (F,) each
@@ -158,7 +159,7 @@ def _plain_backward(kind, dy, x, dx):  # (N, F) each; dy in, y out
 
 
 def ffn_down_forward(
-    gate_up: Tensor,  # (..., 2F), or (..., F) of the kinds without a gate
+    gate_up: Tensor,  # (..., 2F), or (..., F) for kinds without a gate
     w: Tensor,  # (C, F)
     b: Tensor | None,  # (C,)
     *,
@@ -186,21 +187,48 @@ def ffn_down_backward(
     flat = rows(dy)
     dh = ws.empty((len(flat), w.shape[1]), dy.dtype)
     matmul(flat, w, dh)
-    dgate_up = ws.empty(saved.gate_up.shape, dy.dtype)
-    run = _gated_backward if name in GATED else _plain_backward
-    launch(run, KINDS[name], matrix(dh), matrix(saved.gate_up), matrix(dgate_up))
+    dgate_up = _gate_backward(dh, saved.gate_up, name, ws)
     h = dh
-    if dw is not None:
-        accumulate_matmul(dw, flat.t(), h, ws, overwrite)
-    if db is not None:
-        add_row_sum(db, dy)
+    linear_backward_dw(dy, LinearSaved(h), w, b, dw, db, ws=ws, overwrite=overwrite)
+    return dgate_up
+
+
+def ffn_down_backward_dw(
+    dy: Tensor,  # (..., C)
+    saved: FFNDownSaved,
+    w: Tensor,  # (C, F)
+    b: Tensor | None,  # (C,)
+    dw: Tensor | None,  # (C, F)  accumulated into, or overwritten
+    db: Tensor | None,  # (C,)  accumulated into
+    *,
+    name: str,
+    ws: Workspace,
+    overwrite: bool,
+) -> None:
+    h = ws.empty((dy.numel() // dy.shape[-1], w.shape[1]), dy.dtype)
+    _gate_backward(h, saved.gate_up, name, ws)  # the kernel of the joint backward, for the same bits of h
+    linear_backward_dw(dy, LinearSaved(h), w, b, dw, db, ws=ws, overwrite=overwrite)
+
+
+def _gate_backward(
+    dh: Tensor,  # (N, F)  overwritten by h, which does not depend on it
+    gate_up: Tensor,  # (..., 2F) or (..., F)
+    name: str,
+    ws: Workspace,
+) -> Tensor:  # dgate_up, as gate_up
+    dgate_up = ws.empty(gate_up.shape, dh.dtype)
+    run = _gated_backward if name in GATED else _plain_backward
+    launch(run, KINDS[name], matrix(dh), matrix(gate_up), matrix(dgate_up))
     return dgate_up
 
 
 def ffn_down(ws: Workspace, *, overwrite: bool = False) -> dict[str, Op]:
     def op(name: str) -> Op:
-        return Op(
-            partial(ffn_down_forward, name=name, ws=ws), partial(ffn_down_backward, name=name, ws=ws, overwrite=overwrite)
+        options: dict[str, Any] = {"name": name, "ws": ws, "overwrite": overwrite}
+        return FFN_DOWN[name]._replace(
+            forward=partial(ffn_down_forward, name=name, ws=ws),
+            backward=partial(ffn_down_backward, **options),
+            backward_dw=partial(ffn_down_backward_dw, **options),
         )
 
     return {name: op(name) for name in KINDS}

@@ -1,16 +1,16 @@
-"""How the kernels are compiled: Numba's settings, the cache on disk, the threads, and bfloat16 as it lies in memory.
+"""How the kernels are compiled: Numba's settings, the cache on disk, threads, and bfloat16.
 
-- Flags. Numbers may be contracted, reassociated and divided by reciprocals, but NaN and infinity keep their meaning: what
-  comes in broken must go out broken. Hence the named flags, not `fastmath=True`.
-- Cache. Numba stores what it compiled, and compiles anew when a kernel's own file changes, but not when a function changes
-  that the kernel calls. The folder is therefore named after all sources together.
-- Parts. A function that kernels call is compiled into each of them, always. Left to itself, a kernel that was just compiled
-  calls the first copy that the process has, and one from the cache its own: vectorised otherwise, with other last bits, so
-  that a run resumed from the cache would not go on as the one that had compiled. Parts have no entry for Python, which would
-  take a sixth of the time of compiling: called from there they crash, and `part.py_func` is what to call.
-- Threads. Numba and torch each bring a pool of threads, and a pool that has just worked spins for a while before it sleeps, in
-  the way of the other's. Both are GNU's OpenMP: shown torch's copy first, Numba's kernels run on torch's own threads.
-- bfloat16. Numba does not know it; it is uint16 there, the upper half of a float32.
+- Flags. Operations may be contracted, reassociated and divided by reciprocals, but NaN and infinity keep their meaning: NaN in
+  must give NaN out. Hence the named flags, not `fastmath=True`.
+- Cache. Numba recompiles when a kernel's own file changes, but not when a function changes that the kernel calls. The name of
+  the cache folder is therefore a hash of all sources.
+- Inlined functions. A function that kernels call is always compiled into each of them. By default, a freshly compiled kernel
+  calls the first copy in the process, and a cached one its own copy: vectorised differently, with other last bits, so a resumed
+  run would differ from an uninterrupted one. Inlined functions have no Python entry point, which would take a sixth of the
+  compile time: calling one from Python crashes; use `function.py_func`.
+- Threads. Numba and torch each have a thread pool, and an idle pool spins for a while, which slows the other. Both use GNU
+  OpenMP: if torch's copy is loaded first, Numba's kernels run on torch's threads.
+- bfloat16. Numba does not have it; it is uint16 there, the upper half of a float32.
 Tested by: tests/kernels/cpu/test_cached.py, tests/kernels/test_cpu.py."""
 
 import ctypes
@@ -40,23 +40,23 @@ log = logging.getLogger("tapeless")
 OLD = 90 * 24 * 3600  # seconds
 FLAGS = {"contract", "reassoc", "arcp", "afn"}
 OPTIONS = {
-    "error_model": "numpy",  # x / 0 is what IEEE says, without a test that would stop vectorising
+    "error_model": "numpy",  # x / 0 as in IEEE 754, without a check that would prevent vectorisation
     "nogil": True,
-    "no_cfunc_wrapper": True,  # callers in C, of which there are none, would have an entry: some 5 % of the time of compiling
+    "no_cfunc_wrapper": True,  # no entry point for C, which nothing uses: 5 % of the compile time
 }
 
 
 def _share_threads() -> None:
-    """Make torch's OpenMP the one that Numba's finds, unless another layer was asked for (NUMBA_THREADING_LAYER); where torch
-    has none of its own, each keeps its pool."""
+    """Load torch's OpenMP for Numba, unless NUMBA_THREADING_LAYER selects another layer. If torch ships none, each keeps its
+    pool."""
     libraries = list((Path(torch.__file__).parent / "lib").glob("libgomp*"))
     if libraries and numba.config.THREADING_LAYER == "default":
         ctypes.CDLL(str(libraries[0]), mode=ctypes.RTLD_GLOBAL)
         numba.config.THREADING_LAYER = "omp"
 
 
-def _forget_old(folder: Path) -> None:
-    """Each version of the sources has a folder beside the others; a new one takes those away that have long been left alone."""
+def _remove_old(folder: Path) -> None:
+    """Each version of the sources has its own folder; creating one removes those that have not been used for long."""
     if not folder.exists():
         for other in folder.parent.glob("kernels-*"):
             if time.time() - other.stat().st_mtime > OLD:
@@ -64,13 +64,13 @@ def _forget_old(folder: Path) -> None:
 
 
 def cache_folder() -> Path:
-    """Where compiled kernels of exactly these sources lie; where nothing can be kept, a folder for this process alone."""
+    """Cache folder of exactly these sources; a temporary one for this process if it cannot be written."""
     sources = sorted(Path(__file__).parent.glob("*.py"))
     name = f"kernels-{hashlib.sha256(b''.join(source.read_bytes() for source in sources)).hexdigest()[:16]}"
-    asked = os.environ.get("NUMBA_CACHE_DIR")
-    folder = Path(asked or Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()) / "tapeless") / name
+    override = os.environ.get("NUMBA_CACHE_DIR")
+    folder = Path(override or Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()) / "tapeless") / name
     try:
-        _forget_old(folder)
+        _remove_old(folder)
         folder.mkdir(parents=True, exist_ok=True)
         usable = os.access(folder, os.W_OK)
     except OSError:
@@ -80,13 +80,13 @@ def cache_folder() -> Path:
 
 _share_threads()
 _FOLDER = cache_folder()
-cpu_target.target_context.refresh()  # 40 MB of modules that the first kernel would load: libraries, and no part of a model
+cpu_target.target_context.refresh()  # loads 40 MB of modules now, so that they are not counted as memory of the model
 
 
 def use_torchs_threads() -> None:
-    """As many as torch is told to use. Numba keeps its number for each thread of Python, and torch's may change at any time, so
-    this is said at the beginning of every pass through a model. The first time, Numba starts its threads and tells OpenMP,
-    which is torch's own here, to use all cores: torch's number is put back."""
+    """Set Numba's number of threads to torch's. Numba stores its number per Python thread, and torch's may change at any time:
+    this runs at the beginning of every pass through a model. The first call starts Numba's threads and sets OpenMP, which is
+    torch's own here, to all cores: torch's number is restored."""
     threads = torch.get_num_threads()
     numba.set_num_threads(min(threads, numba.config.NUMBA_NUM_THREADS))
     if torch.get_num_threads() != threads:
@@ -95,12 +95,14 @@ def use_torchs_threads() -> None:
 
 def announce_first_use() -> None:
     if not any(_FOLDER.glob("**/*.nbi")):
-        log.warning("first use of the CPU kernels here: each is compiled when it is needed, and kept in %s", _FOLDER)
+        log.warning(
+            "first use of the CPU kernels on this machine: each is compiled when first needed, and cached in %s", _FOLDER
+        )
 
 
 def _compiled(**options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-        before, numba.config.CACHE_DIR = numba.config.CACHE_DIR, str(_FOLDER)  # read when the function is decorated
+        before, numba.config.CACHE_DIR = numba.config.CACHE_DIR, str(_FOLDER)  # Numba reads it on decoration
         try:
             return numba.njit(cache=True, **OPTIONS, **options)(function)
         finally:
@@ -109,15 +111,15 @@ def _compiled(**options: Any) -> Callable[[Callable[..., Any]], Callable[..., An
     return decorate
 
 
-kernel = _compiled(parallel=True, fastmath=FLAGS)  # runs on all threads; its `prange` loops are shared out
-compiled = _compiled(fastmath=FLAGS)  # runs on one; the kernels it calls are shared out
-PART = OPTIONS | {"forceinline": True, "no_cpython_wrapper": True}
-inlined = numba.njit(fastmath=FLAGS, **PART)  # a part of kernels
-exact = numba.njit(fastmath={"contract"}, **PART)  # likewise, where the order of the operations is the point
+kernel = _compiled(parallel=True, fastmath=FLAGS)  # its `prange` loops run on all threads
+compiled = _compiled(fastmath=FLAGS)  # runs on one thread; kernels that it calls run on all
+INLINED = OPTIONS | {"forceinline": True, "no_cpython_wrapper": True}
+inlined = numba.njit(fastmath=FLAGS, **INLINED)  # into kernels
+exact = numba.njit(fastmath={"contract"}, **INLINED)  # likewise, where the order of operations matters
 
 
 def array(x: Tensor) -> np.ndarray:
-    """The same memory as numpy sees it, bfloat16 as uint16.
+    """A numpy array of the same memory, bfloat16 as uint16.
 
     Two calls of torch for each argument of each kernel would take as long as a small kernel: tensors of a workspace and views
     of the flat buffers store their array in an attribute, valid while the memory stays at its address. A tensor on the meta
@@ -142,7 +144,7 @@ FLOAT, BITS, HALF = ir.FloatType(), ir.IntType(32), ir.IntType(16)
 
 @intrinsic
 def wide(typingctx: Any, x: Any) -> Any:
-    """An element as float32: itself, or the bits of a bfloat16 with sixteen zeros behind them. A word of two stays a word."""
+    """An element as float32: itself, or the bits of a bfloat16 followed by sixteen zeros. A word of two stays a word."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         if x in (types.float32, types.int32):
@@ -154,7 +156,7 @@ def wide(typingctx: Any, x: Any) -> Any:
 
 @intrinsic
 def narrow(typingctx: Any, x: Any) -> Any:
-    """The nearest bfloat16 of a float32, the even one of two that are as near, as bits; NaN stays NaN."""
+    """The bits of the nearest bfloat16 of a float32, ties to even; NaN stays NaN."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         bits = builder.bitcast(args[0], BITS)
@@ -167,7 +169,7 @@ def narrow(typingctx: Any, x: Any) -> Any:
 
 
 def put(row: np.ndarray, i: int, x: float) -> None:
-    """row[i] = x, rounded to what the row holds."""
+    """row[i] = x, rounded to the dtype of the row."""
     raise TypeError("put is compiled into kernels; Python cannot call it")
 
 
@@ -184,8 +186,8 @@ def _put(row, i, x):
 
 @intrinsic
 def bare(typingctx: Any, x: Any) -> Any:
-    """The same array without a count of references: threads that cut slices of one array would wait for each other at its
-    counter. Attention took twice as long."""
+    """The same array without a reference count: threads that slice one array would contend for its counter. Attention took
+    twice as long."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         array = context.make_array(x)(context, builder, args[0])

@@ -1,7 +1,7 @@
-"""Linear map: products (matmul.py) into buffers of the workspace. Formulas: ops/linear.py.
+"""Linear map: matmuls (matmul.py) into buffers of the workspace. Formulas: ops/linear.py.
 
-In float32 torch adds the weights' gradient to its place within the product. In bfloat16 the product is rounded to bfloat16
-first (torch has none with a float32 result here), a span of rows at a time, so that it is in the cache when it is added.
+In float32 torch accumulates dw within the matmul. In bfloat16 the matmul is rounded to bfloat16 first (torch has none with a
+float32 result on CPUs), a span of rows at a time, so that it is still in the cache when it is added.
 Tested by: tests/kernels/test_cpu.py."""
 
 from functools import partial
@@ -18,8 +18,8 @@ from tapeless.ops.linear import LinearSaved
 from tapeless.ops.numerics import add_row_sum, rows
 from tapeless.ops.op import Op
 
-SPAN = 2**13  # elements that a thread adds in one go
-ROUNDED = 2**21  # elements of the weights' gradient that are rounded at a time
+SPAN = 2**13  # elements that a thread adds at a time
+ROUNDED = 2**21  # elements of dw that are rounded at a time
 
 
 @inlined
@@ -45,7 +45,7 @@ def _add(dw, part, overwrite):  # (n,) float32, (n,) bfloat16
 
 
 def accumulate_matmul(dw: Tensor, a: Tensor, b: Tensor, ws: Workspace, overwrite: bool) -> None:
-    """dw (M, K) += a (M, N) @ b (N, K), or = where it is overwritten."""
+    """dw (M, K) += a (M, N) @ b (N, K), or = with overwrite."""
     if dw.dtype == a.dtype:
         launch(dw.addmm_, a, b, beta=0 if overwrite else 1)
         return
@@ -82,14 +82,32 @@ def linear_backward(
     ws: Workspace,
     overwrite: bool,
 ) -> Tensor:  # dx (..., I)
-    if dw is not None:
-        accumulate_matmul(dw, rows(dy).t(), rows(saved.x), ws, overwrite)
-    if db is not None:
-        add_row_sum(db, dy)
+    linear_backward_dw(dy, saved, w, b, dw, db, ws=ws, overwrite=overwrite)
     dx = ws.empty((*dy.shape[:-1], w.shape[1]), dy.dtype)
     matmul(rows(dy), w, dx.view(-1, w.shape[1]))
     return dx
 
 
+def linear_backward_dw(
+    dy: Tensor,  # (..., O)
+    saved: LinearSaved,
+    w: Tensor,  # (O, I)
+    b: Tensor | None,  # (O,)
+    dw: Tensor | None,  # (O, I)  accumulated into, or overwritten
+    db: Tensor | None,  # (O,)  accumulated into
+    *,
+    ws: Workspace,
+    overwrite: bool,
+) -> None:
+    if dw is not None:
+        accumulate_matmul(dw, rows(dy).t(), rows(saved.x), ws, overwrite)
+    if db is not None:
+        add_row_sum(db, dy)
+
+
 def linear(ws: Workspace, *, overwrite: bool = False) -> Op:
-    return Op(partial(linear_forward, ws=ws), partial(linear_backward, ws=ws, overwrite=overwrite))
+    return Op(
+        partial(linear_forward, ws=ws),
+        partial(linear_backward, ws=ws, overwrite=overwrite),
+        backward_dw=partial(linear_backward_dw, ws=ws, overwrite=overwrite),
+    )

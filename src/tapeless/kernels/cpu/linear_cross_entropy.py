@@ -1,7 +1,7 @@
-"""The output product and its loss, a block of rows at a time. Within a block the logits turn into their gradient in place.
+"""The output matmul and its loss, in blocks of rows. The logits of a block are overwritten by their gradient.
 
-Formulas: ops/cross_entropy.py. `both` runs forward and backward together: the logits of a block are computed once, and while
-they are there become the loss, dlogits, dx and dw. Apart from each other, backward computes the logits again.
+Formulas: ops/cross_entropy.py. `both` runs forward and backward together: the logits of a block are computed once, and used for
+the loss, dlogits, dx and dw. A separate backward recomputes the logits.
 Tested by: tests/kernels/test_cpu.py."""
 
 import math
@@ -22,12 +22,12 @@ from tapeless.kernels.cpu.matmul import ROWS, matmul
 from tapeless.kernels.cpu.rows import largest
 from tapeless.kernels.workspace import Workspace
 from tapeless.ops.cross_entropy import IGNORED, valid_targets
-from tapeless.ops.linear_cross_entropy import LinearCrossEntropySaved
+from tapeless.ops.linear_cross_entropy import LINEAR_CROSS_ENTROPY, LinearCrossEntropySaved
 from tapeless.ops.numerics import rows
 from tapeless.ops.op import Op
 
-BLOCK = 2**24  # logits alive at a time; where that is fewer than ENOUGH rows, twice as many
-ENOUGH = 512  # rows: products of fewer are slower, and dw is added to once for each block
+BLOCK = 2**24  # logits in memory at a time; twice as many if that is fewer than ENOUGH rows
+ENOUGH = 512  # rows: matmuls of fewer are slower, and dw is accumulated once per block
 ZERO, ONE, TWO = np.float32(0), np.float32(1), np.float32(2)
 
 
@@ -52,10 +52,10 @@ def _through_cap(z, cap):  # the cap's derivative
 
 
 def _row(capped: Any, through: Any) -> tuple[Any, Any]:
-    """The passes over one row, with a cap or without: a loop that need not ask is vectorised."""
+    """The passes over one row, with or without a cap: a loop without the branch is vectorised."""
 
     @inlined
-    def sums(x, cap, top, smoothing):  # (V,): sum of exp(z - top), and of z where it is asked for
+    def sums(x, cap, top, smoothing):  # (V,): sum of exp(z - top), and of z if smoothing needs it
         exponentials, total = ZERO, ZERO
         for i in range(len(x)):
             exponentials += exp(capped(wide(x[i]), cap) - top)
@@ -114,7 +114,7 @@ def _gradients(logits, targets, lse, scale, smoothing, z_loss, cap):  # (N, V) i
 
 @kernel
 def _both(logits, targets, scale, smoothing, z_loss, cap, losses):  # (N, V) in place, (N,), (N,)
-    """Each row is in the cache when its gradient is made."""
+    """Each row is still in the cache when its gradient is computed."""
     for n in prange(len(logits)):
         if cap > ZERO:
             losses[n], lse = _loss_capped(logits[n], targets[n], smoothing, z_loss, cap)
@@ -125,9 +125,9 @@ def _both(logits, targets, scale, smoothing, z_loss, cap, losses):  # (N, V) in 
 
 
 def rows_of_logits(N: int, V: int) -> int:
-    """How many of N there are at a time."""
+    """How many of N rows are in memory at a time."""
     height = max(1, BLOCK // V, min(ENOUGH, 2 * BLOCK // V))
-    height -= height % ROWS if height > ROWS else 0  # so that products may go to oneDNN
+    height -= height % ROWS if height > ROWS else 0  # so that oneDNN may compute the matmuls
     return min(height, N)
 
 
@@ -235,8 +235,8 @@ def _matmuls(dlogits: Tensor, x: Tensor, w: Tensor, dx: Tensor, dw: Tensor | Non
 
 
 def linear_cross_entropy(ws: Workspace, *, overwrite: bool = False) -> Op:
-    return Op(
-        partial(linear_cross_entropy_forward, ws=ws),
-        partial(linear_cross_entropy_backward, ws=ws, overwrite=overwrite),
-        partial(linear_cross_entropy_both, ws=ws, overwrite=overwrite),
+    return LINEAR_CROSS_ENTROPY._replace(
+        forward=partial(linear_cross_entropy_forward, ws=ws),
+        backward=partial(linear_cross_entropy_backward, ws=ws, overwrite=overwrite),
+        both=partial(linear_cross_entropy_both, ws=ws, overwrite=overwrite),
     )

@@ -1,9 +1,9 @@
-"""Matrix products with weights, and which of torch's libraries computes them.
+"""Matmuls with weights, and which of torch's libraries computes them.
 
-torch gives products in float32 to MKL, and in bfloat16 to oneDNN. On AMD's CPUs with AVX-512 oneDNN is faster in float32 too,
-by a tenth to a half where weights are multiplied, though not for their gradients (docs/log.md). Its one door, made for torch's
-compiler, returns a new tensor; to copy that costs less than is gained.
-Which library it is depends on the machine and the shapes alone, so that a machine repeats its bits.
+torch uses MKL in float32 and oneDNN in bfloat16. On AMD CPUs with AVX-512 oneDNN is faster in float32 too, by 10 to 50 % for
+matmuls with weights, though not for their gradients (docs/log.md). Its only entry point, made for torch's compiler, returns a
+new tensor; the copy costs less than the gain.
+The choice depends on the machine and the shapes alone, so results on one machine are bitwise repeatable.
 Tested by: tests/kernels/cpu/test_matmul.py."""
 
 import llvmlite.binding as llvm
@@ -12,9 +12,9 @@ from torch import Tensor
 
 from tapeless.kernels.cpu.capture import launch
 
-ROWS = 128  # oneDNN keeps what it prepared for each shape, megabytes at times: rows that vary must not make many shapes
-LEAST = 2**25  # multiplications; below, two calls cost more than they gain
-LARGEST = 2**24  # bytes of a result; a larger one is held beside its copy, or mapped anew each time, for little or no gain
+ROWS = 128  # oneDNN caches data for each shape, up to megabytes: varying numbers of rows must not give many shapes
+LEAST = 2**25  # multiplications; below, the second call costs more than is gained
+LARGEST = 2**24  # bytes of a result; a larger one would double memory or be mapped anew each time, for little gain
 
 
 def _onednn_is_faster() -> bool:
@@ -26,7 +26,7 @@ ONEDNN = _onednn_is_faster()
 
 
 def by_onednn(M: int, K: int, N: int, dtype: torch.dtype) -> bool:
-    """Whether (M, K) @ (K, N) goes to oneDNN."""
+    """Whether oneDNN computes (M, K) @ (K, N)."""
     fits = M % ROWS == 0 and M * K * N >= LEAST and M * N * dtype.itemsize <= LARGEST
     return ONEDNN and fits and dtype == torch.float32
 

@@ -1,8 +1,8 @@
-"""Operands of attention's products as tile.py wants them: float32, or words of two bfloat16 that are neighbours along k.
+"""Operands of attention's matmuls in the layout of tile.py: float32, or words of two bfloat16 that are adjacent along k.
 
-x is (n, D): its elements, or where D is even its words (n, D/2) of int32, and that decides; buffers are flat, float32 or int32
-alike, and what is missing in them is zero. In words
-    left, right_transposed      k runs along a row of x, where neighbours share a word already: words are copied
+x is (n, D) elements, or for even D (n, D/2) words of int32, which selects the form; buffers are flat, float32 or int32
+accordingly, padded with zeros. With words
+    left, right_transposed      k runs along a row of x, where adjacent elements share a word: words are copied
     right                       k runs down the rows of x: two rows are interleaved
     scores_left                 k runs along a row of the scores: they are rounded to bfloat16
     scores_transposed           k runs down the rows of the scores: they are rounded, and two rows interleaved
@@ -20,7 +20,7 @@ LOW, HIGH, SHIFT = np.uint32(0xFFFF), np.uint32(0xFFFF0000), np.uint32(16)
 
 
 def _by_kind(plain: Any, words: Any) -> Any:
-    """A function for kernels in two forms, for elements and for words; its first argument decides."""
+    """A function for kernels in two forms, for elements and for words; its first argument selects."""
 
     def chosen_by_numba(x, *args):
         raise TypeError("packing is compiled into kernels; Python cannot call it")
@@ -119,6 +119,6 @@ def _interleaved_scores(words, p, count, n, row):
 left = _copy  # (x, first, count, packed, row): rows first … of x
 right = _by_kind(_copy, _interleave_words)  # (x, first, count, packed, row)
 right_transposed = _transpose  # (x, packed, row): all of x
-scores_left = _by_kind(_scores, _rounded_scores)  # (buffer, p, count, n, row) -> p as an operand, in the buffer or where it is
+scores_left = _by_kind(_scores, _rounded_scores)  # (buffer, p, count, n, row) -> p as an operand, in the buffer or p itself
 scores_transposed = _by_kind(_scores, _interleaved_scores)  # (buffer, p, count, n, row) -> likewise
-steps = _by_kind(_same, _half)  # (buffer, n): how many k there are to n numbers, and how far apart rows of n numbers lie
+steps = _by_kind(_same, _half)  # (buffer, n): the number of k for n elements, and the stride of rows of n elements

@@ -1,4 +1,4 @@
-"""From the fused q, k, v product to the heads that attention reads, one pass each way: split, QK-norm, rotation.
+"""From the fused q, k, v projection to the heads that attention reads, one pass each way: split, QK-norm, rotation.
 
 Formulas: ops/qkv_rope.py. A unit of work is a span of tokens with all their heads.
 Tested by: tests/kernels/test_cpu.py."""
@@ -16,17 +16,17 @@ from tapeless.kernels.cpu.capture import launch
 from tapeless.kernels.cpu.jit import array, inlined, kernel, matrix, put, wide
 from tapeless.kernels.workspace import Workspace
 from tapeless.ops.op import Op
-from tapeless.ops.qkv_rope import QKVRopeSaved
+from tapeless.ops.qkv_rope import QKV_ROPE, QKVRopeSaved
 from tapeless.ops.rope import rope_tables
 
-PARTS = 16  # spans of tokens; the norms' gradients are summed by them, whatever the number of threads
+PARTS = 16  # spans of tokens; the norms' gradients are summed per span, whatever the number of threads
 ZERO, ONE = np.float32(0), np.float32(1)
 NO_NORMS = np.empty((0, 0, 0), np.float32)
 
 
 @lru_cache(maxsize=8)
 def _tables(T: int, D: int, theta: float | None, offset: int) -> tuple[np.ndarray, np.ndarray]:  # cos, sin (T, D/2)
-    """Without a rotation (0, D/2), which the kernels take for none."""
+    """(0, D/2) without a rotation."""
     if theta is None:
         return np.empty((0, D // 2), np.float32), np.empty((0, D // 2), np.float32)
     cos, sin = rope_tables(torch.empty(T, D, dtype=torch.float32, device="cpu"), theta, offset)
@@ -88,7 +88,7 @@ def _scale(row, r, w):  # (D,), scalar, (D,)
 @kernel
 def _forward(qkv, wq, wk, eps, cos, sin, q, k, v, r):
     # qkv (B, T, H+2G, D); wq, wk (D,) or (0,); cos, sin (T, D/2) or (0, D/2); q (B, H, T, D); k, v (B, G, T, D)
-    # r (B, T, H+G), read and written where wq and wk are there
+    # r (B, T, H+G), used only with wq and wk
     (B, H, T, D), G = q.shape, k.shape[1]
     for part in prange(PARTS):
         row = np.empty(D, np.float32)
@@ -123,7 +123,7 @@ def _norm_backward(row, x, r, w, dw):  # row: dy in, dx out (D,); x (D,); w (D,)
 
 @kernel
 def _backward(dq, dk, dv, qkv, wq, wk, r, cos, sin, dqkv, sums, dwq, dwk):
-    # dq (B, H, T, D); dk, dv (B, G, T, D); qkv (B, T, H+2G, D) where wq and wk are there; dqkv (B, T, H+2G, D)
+    # dq (B, H, T, D); dk, dv (B, G, T, D); qkv (B, T, H+2G, D), used only with wq and wk; dqkv (B, T, H+2G, D)
     # sums (2, PARTS, D); dwq, dwk (D,), or (0,)
     (B, H, T, D), G = dq.shape, dk.shape[1]
     for part in prange(PARTS):
@@ -149,7 +149,7 @@ def _backward(dq, dk, dv, qkv, wq, wk, r, cos, sin, dqkv, sums, dwq, dwk):
 
 
 def _norm_weights(wq_norm: Tensor | None, wk_norm: Tensor | None, like: Tensor) -> tuple[np.ndarray, np.ndarray]:
-    """(D,) each, or (0,) where there are none."""
+    """(D,) each, or (0,) without QK-norm."""
     if wq_norm is None or wk_norm is None:
         nothing = array(like).reshape(-1)[:0]
         return nothing, nothing
@@ -221,4 +221,4 @@ def qkv_rope_backward(
 
 
 def qkv_rope(ws: Workspace) -> Op:
-    return Op(partial(qkv_rope_forward, ws=ws), partial(qkv_rope_backward, ws=ws))
+    return QKV_ROPE._replace(forward=partial(qkv_rope_forward, ws=ws), backward=partial(qkv_rope_backward, ws=ws))

@@ -1,8 +1,9 @@
-"""The largest of a row, and the softmax of attention, in whole vectors.
+"""The maximum of a row, and the softmax of attention, in whole vectors.
 
-Rows are short and their ends lie anywhere; left to itself LLVM takes what does not fill a vector element by element, which
-costs more than the rest of the row. Here a row is padded to whole vectors, and what is not visible is masked.
-Numba's own maximum minds NaN and is therefore computed one by one; this one does not, and its callers see a NaN otherwise.
+Rows are short and of any length; LLVM processes a remainder that does not fill a vector element by element, which costs more
+than the rest of the row. Here a row is padded to whole vectors, and invisible elements are masked.
+Numba's own maximum propagates NaN and is not vectorised; this one does not, and its callers detect NaN by the sum of
+exponentials.
 Tested by: tests/kernels/cpu/test_rows.py."""
 
 from collections.abc import Callable, Sequence
@@ -113,7 +114,7 @@ def _widened(builder: Any, start: Any, offset: Any) -> Any:
 
 @inlined
 def largest(x):  # (n,) float32 or bfloat16
-    """Of the numbers; if there is a NaN among them, perhaps another: the callers' sum of exponentials minds it anyway."""
+    """The maximum; with a NaN in x it may be any element, but the callers' sum of exponentials is NaN then."""
     if len(x) >= WIDTH:
         return _largest_of_vectors(x)
     top = np.float32(-np.inf)
@@ -156,7 +157,7 @@ def softmax_row(typingctx, z, at, n, visible, scale):
 
 @intrinsic
 def softmax_row_backward(typingctx, p, dp, at, n, visible, scale, lse):
-    """From scores z in p and dp: p = exp(scale z - lse), dz = p (dp - sum(p dp) / sum(p)), zeros behind the first `visible`."""
+    """From scores z in p and dp: p = exp(scale z - lse), dz = p (dp - sum(p dp) / sum(p)), zeros after the first `visible`."""
     signature = types.void(p, dp, types.intp, types.intp, types.intp, types.float32, types.float32)
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:

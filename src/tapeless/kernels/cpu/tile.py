@@ -1,11 +1,11 @@
-"""Small matrix products, for operands that are in the cache already: the inside of attention.
+"""Small matmuls for operands that are already in the cache: the inner loops of attention.
 
     c (M, N) = a (M, K) b (K, N)      or c += a b      c in float32
-A tile of c, ROWS x 2 vectors, stays in registers while k runs; LLVM is handed the vectors as such, because it does not find
-this shape by itself. a is read number by number, so it may be transposed; b and c are read along rows. M must be a multiple
-of ROWS and N of WIDTH: the callers' buffers are padded.
-a and b are float32, or words of two bfloat16 that are neighbours along k: some processors multiply such pairs in one
-instruction, twice as fast. K then counts words.
+A tile of c, ROWS x 2 vectors, stays in registers during the loop over k; it is written as LLVM vectors, because LLVM does not
+find this shape by itself. a is read element by element, so it may be transposed; b and c are read along rows. M must be a
+multiple of ROWS and N of WIDTH: the callers' buffers are padded.
+a and b are float32, or words of two bfloat16 that are adjacent along k: some processors multiply such pairs in one instruction,
+twice as fast. K then counts words.
 Tested by: tests/kernels/cpu/test_tile.py."""
 
 from typing import Any
@@ -20,20 +20,20 @@ from tapeless.kernels.cpu.jit import BITS, FLOAT, inlined
 llvm.initialize_native_asmparser()  # for the one instruction below that LLVM's own vectors cannot express
 FEATURES = llvm.get_host_cpu_features()
 AVX512, HAS_PAIRS = FEATURES.get("avx512f", False), FEATURES.get("avx512bf16", False)
-WIDTH, ROWS = (16, 8) if AVX512 else (8, 4)  # a vector's floats; rows of a tile: as many as there are registers for
+WIDTH, ROWS = (16, 8) if AVX512 else (8, 4)  # floats per vector; rows of a tile, as many as fit into the registers
 INDEX = ir.IntType(64)
 VECTOR, INTEGERS = ir.VectorType(FLOAT, WIDTH), ir.VectorType(BITS, WIDTH)
 
 
 def spread(builder: ir.IRBuilder, number: Any, vector: ir.VectorType) -> Any:
-    """A number in every lane of a vector."""
+    """A scalar in every lane of a vector."""
     undefined = ir.Constant(vector, ir.Undefined)
     lane = builder.insert_element(undefined, number, BITS(0))
     return builder.shuffle_vector(lane, undefined, ir.Constant(INTEGERS, [0] * WIDTH))
 
 
 def _times_plus(builder: ir.IRBuilder, a: Any, b: Any, c: Any) -> Any:
-    """a b + c, lane by lane; of words both products."""
+    """a b + c in each lane; for words, the sum of both products."""
     if a.type == VECTOR:
         return builder.fadd(builder.fmul(a, b, flags=["contract"]), c, flags=["contract"])
     dot = ir.FunctionType(VECTOR, [INTEGERS, INTEGERS, VECTOR])
@@ -41,8 +41,8 @@ def _times_plus(builder: ir.IRBuilder, a: Any, b: Any, c: Any) -> Any:
 
 
 def _make_tile(vectors: int) -> Any:
-    """tile(c, c0, c_row, a, a0, a_row, a_col, b, b0, b_row, K, add): flat arrays, where in them each operand begins, and
-    how far apart its rows (and a's columns) lie; add: c is added to."""
+    """tile(c, c0, c_row, a, a0, a_row, a_col, b, b0, b_row, K, add): flat arrays, the offset of each operand, and the
+    strides of its rows (and of a's columns); add: c += instead of =."""
 
     def tile(typingctx, c, c0, c_row, a, a0, a_row, a_col, b, b0, b_row, K, add):
         signature = types.void(c, *[types.intp] * 2, a, *[types.intp] * 3, b, *[types.intp] * 3, types.boolean)

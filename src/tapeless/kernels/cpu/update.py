@@ -1,7 +1,7 @@
-"""The optimizer's passes over the flat buffers: the norm of the gradients, and Adam's update with all that belongs to it.
+"""The optimizer's passes over the flat buffers: the gradient norm, and Adam's update with clipping and weight decay.
 
-Formulas: optim/adam.py and optim/clip.py. One pass reads p, g, m and v, and writes p, m, v and the copy that products read; the
-clipping factor and the decay are multiplied in on the way.
+Formulas: optim/adam.py and optim/clip.py. One pass reads p, g, m and v, applies clipping and decay, and writes p, m, v and
+the copy in the compute dtype.
 Tested by: tests/kernels/cpu/test_update.py."""
 
 from math import sqrt
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tapeless.kernels.cpu.jit import array, inlined, kernel, narrow
 
-SPAN = 2**14  # gradients summed in float32 at a time, the sums then in float64: the same for any number of threads
+SPAN = 2**14  # gradients summed in float32; the sums of spans in float64: the same for any number of threads
 ONE = np.float32(1)
 
 
@@ -80,4 +80,4 @@ def adam_update(
     buffers = (array(x) for x in (p, g, m, v))
     target = array(p.new_empty(0, dtype=torch.bfloat16) if copy is None else copy)
     _adam_pieces(array(pieces), *buffers, target, np.float32(scale), *step_scalars.numpy())
-    p[:0].zero_()  # torch counts the writes that it makes itself, and this one stands for all of the above
+    p[:0].zero_()  # increments torch's version counter, which does not see the kernel's writes

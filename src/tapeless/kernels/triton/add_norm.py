@@ -2,9 +2,9 @@
 
     s = x + delta, rounded to its dtype      m = mean_C(s), 0 for RMSNorm      r = (mean_C((s - m)^2) + eps)^(-1/2)
     n = (s - m) r w + b
-Backward: ops/rms_norm.py, ops/layer_norm.py and ops/add_norm.py. A program holds whole rows. Going back, each of up to PARTS
-programs walks over its share of the rows with a running sum of dw and db, and a second kernel adds the programs' sums in
-their order: the same bits every time.
+Backward: ops/rms_norm.py, ops/layer_norm.py and ops/add_norm.py. A program holds whole rows. In backward, each of up to PARTS
+programs loops over its share of the rows and sums dw and db, and a second kernel adds the programs' sums in their order: the
+same bits every time.
 Tested by: tests/kernels/triton/test_triton.py."""
 
 from functools import partial
@@ -16,12 +16,12 @@ import triton.language as tl
 from torch import Tensor
 
 from tapeless.kernels.triton.launch import add_parts, contiguous, launch, on_device, warps
-from tapeless.ops.add_norm import AddNormSaved
+from tapeless.ops.add_norm import ADD_RMS_NORM, AddNormSaved
 from tapeless.ops.layer_norm import LayerNormSaved
 from tapeless.ops.op import Op
 from tapeless.ops.rms_norm import RMSNormSaved
 
-PARTS = 528  # programs of a backward at most: four for each multiprocessor of a large GPU
+PARTS = 528  # most programs of a backward: four for each multiprocessor of a large GPU
 
 
 @triton.jit
@@ -84,14 +84,14 @@ def _norm_backward_kernel(
 
 
 def _tile(C: int) -> dict[str, Any]:
-    """Of the forward: measured at 768 and 2048."""
+    """Tile of the forward, measured at C = 768 and 2048."""
     width = triton.next_power_of_2(C)
     rows = 4 if width <= 1024 else 1
     return {"ROWS": rows, "WIDTH": width, "num_warps": warps(rows * width)}
 
 
 def _tile_backward(C: int) -> dict[str, Any]:
-    """Few threads with much to do each: the sums over rows stay in their registers."""
+    """Few threads with many elements each: the sums over rows stay in registers."""
     width = triton.next_power_of_2(C)
     rows = max(1, min(4, 4096 // width))
     return {"ROWS": rows, "WIDTH": width, "num_warps": max(1, warps(rows * width) // 4)}
@@ -157,7 +157,8 @@ def norm_backward(dy: Tensor, saved: Any, *params: Any, **options: Any) -> Tenso
 
 
 def add_norm(centre: bool) -> Op:
-    return Op(partial(add_norm_forward, centre=centre), partial(add_norm_backward, centre=centre))
+    forward, backward = partial(add_norm_forward, centre=centre), partial(add_norm_backward, centre=centre)
+    return ADD_RMS_NORM._replace(forward=forward, backward=backward)
 
 
 def norm(centre: bool) -> Op:

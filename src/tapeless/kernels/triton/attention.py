@@ -1,8 +1,8 @@
-"""Causal attention where the library's cannot serve: float32, documents, keys of a kv_cache, odd widths.
+"""Causal attention for what the library does not support: float32, documents, keys of a kv_cache, odd widths.
 
-Formulas: ops/attention.py. A block of queries goes over the keys it sees with a running maximum. Backward makes p again from
-lse. sum_s(dp p) is taken from the very p and dp that it is subtracted from, in a first walk over the keys: where a softmax is
-nearly one-hot the two almost cancel. Each program has rows of its own to write, so the bits are always the same.
+Formulas: ops/attention.py. A block of queries loops over its visible keys with a running maximum. Backward recomputes p from
+lse. sum_s(dp p) is computed from the same p and dp that it is subtracted from, in a first loop over the keys: if a softmax is
+nearly one-hot the two almost cancel. Each program writes its own rows, so the bits are always the same.
 Tested by: tests/kernels/triton/test_triton.py."""
 
 import math
@@ -21,13 +21,13 @@ LOG2E = tl.constexpr(math.log2(math.e))
 
 @triton.jit
 def _tile(x, at_b, at_h, at_t, t, c, T, D):
-    """Rows t of one head as float32 or bfloat16 (rows, WIDTH), zeros beyond T and D."""
+    """Rows t of one head (rows, WIDTH), zeros beyond T and D."""
     return tl.load(x + at_b + at_h + t[:, None] * at_t + c[None, :], mask=(t < T)[:, None] & (c < D)[None, :], other=0.0)
 
 
 @triton.jit
 def _seen(t, s, T, S, docs, b, DOCUMENTS: tl.constexpr):
-    """Whether query t sees key s, (queries, keys)."""
+    """Whether query t attends to key s, (queries, keys)."""
     seen = (s[None, :] <= t[:, None] + S - T) & (s < S)[None, :] & (t < T)[:, None]
     if DOCUMENTS:
         of_t = tl.load(docs + b * T + t, mask=t < T, other=0)

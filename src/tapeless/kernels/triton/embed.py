@@ -1,7 +1,7 @@
 """Token embedding. Formulas: ops/embed.py.
 
-Backward sorts the tokens, so that the places of one token stand side by side, in their order: the program at the first of them
-adds up all, and nobody else writes to that row. The same bits every time, without atomic sums.
+Backward sorts the tokens stably, so that the positions of one token are adjacent and in order: the program at the first of them
+sums all, and no other writes to that row. The same bits every time, without atomics.
 Tested by: tests/kernels/triton/test_triton.py."""
 
 import torch
@@ -10,25 +10,25 @@ import triton.language as tl
 from torch import Tensor
 
 from tapeless.kernels.triton.launch import contiguous, launch, on_device
-from tapeless.ops.embed import EmbedSaved
+from tapeless.ops.embed import EMBED, EmbedSaved
 from tapeless.ops.numerics import rows
 from tapeless.ops.op import Op
 
 BLOCK, WARPS = 1024, 4  # columns of a program
-HEIGHT = 8  # places that are added at a time
+HEIGHT = 8  # positions that are added at a time
 
 
 @triton.jit
 def _gather_kernel(tokens, w, y, V, C, BLOCK: tl.constexpr):  # (N,) int64, (V, C), (N, C)
     n, c = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     token = tl.load(tokens + n)
-    known = (token >= 0) & (token < V)  # who asks for another gets zeros, and nothing is read beside the table
+    known = (token >= 0) & (token < V)  # an invalid token gives zeros, and nothing outside the table is read
     tl.store(y + n * C + c, tl.load(w + token * C + c, mask=(c < C) & known, other=0.0), mask=c < C)
 
 
 @triton.jit
 def _scatter_kernel(tokens, places, dy, dw, N, C, V, HEIGHT: tl.constexpr, BLOCK: tl.constexpr):
-    # tokens (N,) sorted, places (N,): where each stood; dy (N, C); dw (V, C) float32
+    # tokens (N,) sorted, places (N,): their positions before; dy (N, C); dw (V, C) float32
     n, c = tl.program_id(0), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     token = tl.load(tokens + n)
     before = tl.load(tokens + n - 1, mask=n > 0, other=-1)
@@ -79,4 +79,5 @@ def embed_backward(
     )  # fmt: skip
 
 
-EMBED = Op(embed_forward, embed_backward)
+def embed() -> Op:
+    return EMBED._replace(forward=embed_forward, backward=embed_backward)

@@ -1,7 +1,7 @@
-"""The activation or gate of the feed-forward layer in one pass, and the product behind it.
+"""The activation or gate of the feed-forward layer in one pass, and the linear map after it.
 
-Formulas: ops/ffn_down.py, ops/ffn_gate.py and ops/pointwise.py. Backward makes f and f' together, from one exponential; in the
-same pass dh turns into h where it lies, which the weights' gradient is made of.
+Formulas: ops/ffn_down.py, ops/ffn_gate.py and ops/pointwise.py. Backward computes f and f' together, from one exponential; the
+same pass overwrites dh by h, from which dw is computed.
 Tested by: tests/kernels/triton/test_triton.py."""
 
 from functools import partial
@@ -13,10 +13,11 @@ import triton.language as tl
 from torch import Tensor
 
 from tapeless.kernels.triton.launch import contiguous, launch, on_device, tanh
-from tapeless.kernels.triton.linear import accumulate_matmul, linear_forward
-from tapeless.ops.ffn_down import FFNDownSaved
+from tapeless.kernels.triton.linear import linear_backward_dw, linear_forward
+from tapeless.ops.ffn_down import FFN_DOWN, FFNDownSaved
 from tapeless.ops.ffn_gate import GATED
-from tapeless.ops.numerics import add_row_sum, rows
+from tapeless.ops.linear import LinearSaved
+from tapeless.ops.numerics import rows
 from tapeless.ops.op import Op
 from tapeless.ops.pointwise import GELU_C, GELU_K
 
@@ -39,7 +40,7 @@ def f_df(x, KIND: tl.constexpr):
         f = tanh(x)
         df = 1.0 - f * f
     else:
-        r = tl.where(x <= 0.0, 0.0, x)  # NaN is not below zero and stays
+        r = tl.where(x <= 0.0, 0.0, x)  # propagates NaN
         if KIND == RELU:
             f, df = r, tl.where(x <= 0.0, 0.0, 1.0)
         else:
@@ -106,20 +107,47 @@ def ffn_down_backward(
     name: str,
     overwrite: bool,
 ) -> Tensor:  # dgate_up, as gate_up
-    gate_up, F = contiguous(saved.gate_up), w.shape[1]
     dh = rows(dy) @ w  # (N, F)
-    dgate_up = torch.empty_like(gate_up)
-    _launch(_gate_backward_kernel, name, len(dh), F, dh, gate_up, dgate_up, inplace=(dh,))
+    dgate_up = _gate_backward(dh, saved.gate_up, name)
     h = dh
-    if dw is not None:
-        accumulate_matmul(dw, rows(dy).t(), h, overwrite)
-    if db is not None:
-        add_row_sum(db, dy)
+    linear_backward_dw(dy, LinearSaved(h), w, b, dw, db, overwrite=overwrite)
+    return dgate_up
+
+
+@on_device
+def ffn_down_backward_dw(
+    dy: Tensor,  # (..., C)
+    saved: FFNDownSaved,
+    w: Tensor,  # (C, F)
+    b: Tensor | None,  # (C,)
+    dw: Tensor | None,  # (C, F)  accumulated into, or overwritten
+    db: Tensor | None,  # (C,)  accumulated into
+    *,
+    name: str,
+    overwrite: bool,
+) -> None:
+    h = torch.empty(dy.numel() // dy.shape[-1], w.shape[1], dtype=dy.dtype, device=dy.device)
+    _gate_backward(h, saved.gate_up, name)  # the kernel of the joint backward, for the same bits of h
+    linear_backward_dw(dy, LinearSaved(h), w, b, dw, db, overwrite=overwrite)
+
+
+def _gate_backward(
+    dh: Tensor,  # (N, F)  overwritten by h, which does not depend on it
+    gate_up: Tensor,  # (..., 2F) or (..., F)
+    name: str,
+) -> Tensor:  # dgate_up, as gate_up
+    gate_up = contiguous(gate_up)
+    dgate_up = torch.empty_like(gate_up)
+    _launch(_gate_backward_kernel, name, *dh.shape, dh, gate_up, dgate_up, inplace=(dh,))
     return dgate_up
 
 
 def ffn_down(*, overwrite: bool = False) -> dict[str, Op]:
     def op(name: str) -> Op:
-        return Op(partial(ffn_down_forward, name=name), partial(ffn_down_backward, name=name, overwrite=overwrite))
+        return FFN_DOWN[name]._replace(
+            forward=partial(ffn_down_forward, name=name),
+            backward=partial(ffn_down_backward, name=name, overwrite=overwrite),
+            backward_dw=partial(ffn_down_backward_dw, name=name, overwrite=overwrite),
+        )
 
     return {name: op(name) for name in KINDS}

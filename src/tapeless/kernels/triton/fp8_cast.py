@@ -1,14 +1,14 @@
-"""Eight-bit floating point: how tensors become it, and in which order they lie.
+"""Conversion to fp8, and the memory layouts of fp8 tensors.
 
     e4m3   weights and activations: three bits of mantissa, up to 448. Each row is divided by a power of two that brings its
-           largest magnitude below 256, found in the same pass; a power of two moves the exponent and rounds nothing.
-    e5m2   gradients: two bits of mantissa, the exponents of float16. A token's share of the gradient of a mean is of the order
-           1 / tokens, so they are multiplied by tokens * 2^8, rounded up to a power of two; what is then beyond 57344 is cut.
-No scale depends on another step: nothing has to be kept, and a resumed run computes what the unbroken one would have.
+           largest magnitude below 256, found in the same pass; a power of two changes the exponent and rounds nothing.
+    e5m2   gradients: two bits of mantissa, the exponents of float16. The gradient of a mean over tokens is of the order
+           1 / tokens, so it is multiplied by tokens * 2^8, rounded up to a power of two, and clamped to 57344.
+No scale depends on an earlier step: there is no state, and a resumed run computes the same bits.
 
-The tensor cores read both operands along the summed index. x (N, I) and w (O, I) lie so for y = x w'; dx = dy w wants w in
-columns, and dw = dy' x wants dy and x in columns. From rows with scales of their own to columns under one scale, the largest
-of them, values only move their exponents again. NaN stays NaN, and an infinity becomes one.
+The tensor cores read both operands along the summed index. x (N, I) and w (O, I) have that layout for y = x w'; dx = dy w needs
+the columns of w, and dw = dy' x those of dy and x. From rows with one scale each to columns with a common scale, the largest of
+them, only exponents change. NaN stays NaN, and an infinity becomes NaN.
 Tested by: tests/kernels/triton/test_fp8.py."""
 
 from functools import lru_cache
@@ -24,11 +24,11 @@ from tapeless.kernels.triton.launch import contiguous, launch, on_device, warps
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 LARGEST_E5M2 = tl.constexpr(57344.0)
 GRADIENT_SCALE = 2**8  # times the number of tokens
-ROWS, COLUMNS, WARPS = 64, 64, 4  # of a tile that is written in both orders: measured at 32768 x 4096 and 16384 x 11008
+ROWS, COLUMNS, WARPS = 64, 64, 4  # of a tile that is written in both layouts: measured at 32768 x 4096 and 16384 x 11008
 
 
 class Rows(NamedTuple):
-    """e4m3, each row under its own scale: values * inverse is the tensor."""
+    """e4m3 with a scale per row: values * inverse is the tensor."""
 
     values: Tensor  # (N, K) e4m3
     inverse: Tensor  # (N, 1) float32, powers of two
@@ -36,7 +36,7 @@ class Rows(NamedTuple):
 
 
 class Gradient(NamedTuple):
-    """e5m2 in both orders: rows * inverse is the tensor, and columns * inverse its transpose."""
+    """e5m2 in both layouts: rows * inverse is the tensor, and columns * inverse its transpose."""
 
     rows: Tensor  # (N, K) e5m2
     columns: Tensor  # (K, N) e5m2
@@ -53,13 +53,13 @@ def inverse_scale(largest):
 @triton.jit
 def to_e5m2(v):
     v = v.to(tl.float32)
-    v = tl.where(tl.abs(v) == float("inf"), float("nan"), v)  # the conversion would make a large number of it
+    v = tl.where(tl.abs(v) == float("inf"), float("nan"), v)  # the conversion would give a finite number
     return tl.clamp(v, -LARGEST_E5M2, LARGEST_E5M2, propagate_nan=tl.PropagateNan.ALL).to(tl.float8e5)
 
 
 @triton.jit
 def store_rows(v, inside, row, N, values, at, inverse, largest):
-    """A tile of whole rows (ROWS, WIDTH) float32 as e4m3, with the rows' scales and their maximum."""
+    """Write a tile of whole rows (ROWS, WIDTH) float32 as e4m3, with the scales of the rows and their maximum."""
     scale = inverse_scale(tl.max(tl.abs(v), 1))  # (ROWS,)
     tl.store(values + at, (v / scale[:, None]).to(tl.float8e4nv), mask=inside)
     tl.store(inverse + row, scale, mask=row < N)
@@ -68,8 +68,8 @@ def store_rows(v, inside, row, N, values, at, inverse, largest):
 
 @triton.jit
 def store_gradient(v, n, k, inside, N, K, rows, columns):
-    """A tile (ROWS, COLUMNS), scaled, as e5m2 where rows (N, K) and columns (K, N) have it. It is transposed while it still has
-    sixteen bits: of a tile of bytes, Triton 3.6 loses every fourth in some kernels."""
+    """Write a scaled tile (ROWS, COLUMNS) as e5m2 into rows (N, K) and columns (K, N). It is transposed in bfloat16: of a
+    transposed tile of bytes, Triton 3.6 loses every fourth one in some kernels."""
     v = v.to(tl.bfloat16)
     tl.store(rows + n.to(tl.int64)[:, None] * K + k[None, :], to_e5m2(v), mask=inside)
     tl.store(columns + k.to(tl.int64)[:, None] * N + n[None, :], to_e5m2(tl.trans(v)), mask=tl.trans(inside))
@@ -77,7 +77,7 @@ def store_gradient(v, n, k, inside, N, K, rows, columns):
 
 @triton.jit
 def store_columns(v, n, k, inside, N, columns):
-    """A tile (ROWS, COLUMNS), scaled, as e4m3 where columns (K, N) have it."""
+    """Write a scaled tile (ROWS, COLUMNS) as e4m3 into columns (K, N)."""
     transposed = tl.trans(v.to(tl.bfloat16)).to(tl.float32)
     tl.store(columns + k.to(tl.int64)[:, None] * N + n[None, :], transposed.to(tl.float8e4nv), mask=tl.trans(inside))
 
@@ -145,7 +145,7 @@ def gradient_scale(N: int) -> float:
 
 @lru_cache
 def constant(value: float, device: torch.device) -> Tensor:  # () float32
-    """Made once: a step that is captured has none of it in its graph."""
+    """Created once, so that a captured CUDA graph does not contain its creation."""
     return torch.tensor(value, dtype=torch.float32, device=device)
 
 

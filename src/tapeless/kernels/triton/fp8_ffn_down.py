@@ -1,8 +1,8 @@
-"""The gate of the feed-forward layer and the product behind it, in eight bits.
+"""The gate of the feed-forward layer and the linear map after it, in fp8.
 
-Forward writes h in rows of e4m3 alone, a program for whole rows. Backward goes over tiles: from dh and gate_up it makes
-h in columns, which dw is made of, and dgate_up in both orders, which the linear map before it takes as it is. Nothing of
-the feed-forward layer's width is written in sixteen bits but dh.
+Forward writes h as rows of e4m3 only; a program holds whole rows. Backward works on tiles: from dh and gate_up it computes the
+columns of h, for dw, and dgate_up in both layouts, which the linear map before it reads. Of the tensors of width F only dh is
+written in bfloat16.
 Formulas: ops/ffn_down.py, ops/ffn_gate.py. Tested by: tests/kernels/triton/test_fp8.py."""
 
 from functools import partial
@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tapeless.kernels.triton.ffn_down import KINDS, f_df, ffn_down_backward, ffn_down_forward
+from tapeless.kernels.triton.ffn_down import KINDS, f_df, ffn_down_backward, ffn_down_backward_dw, ffn_down_forward
 from tapeless.kernels.triton.fp8_cast import (
     COLUMNS,
     E4M3,
@@ -28,9 +28,9 @@ from tapeless.kernels.triton.fp8_cast import (
     store_gradient,
     store_rows,
 )
-from tapeless.kernels.triton.fp8_linear import add_gradients, by_columns, by_rows, fits
+from tapeless.kernels.triton.fp8_linear import accumulate_dw, by_columns, by_rows, fits
 from tapeless.kernels.triton.launch import contiguous, launch, on_device, warps
-from tapeless.ops.ffn_down import FFNDownSaved
+from tapeless.ops.ffn_down import FFN_DOWN, FFNDownSaved
 from tapeless.ops.ffn_gate import GATED
 from tapeless.ops.op import Op
 
@@ -107,9 +107,38 @@ def fp8_ffn_down_backward(
 ) -> Tensor | Gradient:  # dgate_up, as gate_up
     if isinstance(saved, FFNDownSaved):
         return ffn_down_backward(dy, saved, w, b, dw, db, name=name, overwrite=overwrite)
-    d, gate_up = as_gradient(dy), contiguous(saved.gate_up)
-    dh = by_columns(d, w)  # (N, F)
-    N, F = dh.shape
+    d = as_gradient(dy)
+    dgate_up, h = _gate_backward(by_columns(d, w), saved, name)
+    accumulate_dw(d, h, saved.largest, dw, db, overwrite)
+    return dgate_up
+
+
+@on_device
+def fp8_ffn_down_backward_dw(
+    dy: Tensor,  # (..., C)
+    saved: FFNDownSaved | Fp8FFNDownSaved,
+    w: Tensor,  # (C, F)
+    b: Tensor | None,  # (C,)
+    dw: Tensor | None,  # (C, F)  accumulated into, or overwritten
+    db: Tensor | None,  # (C,)  accumulated into
+    *,
+    name: str,
+    overwrite: bool,
+) -> None:
+    if isinstance(saved, FFNDownSaved):
+        ffn_down_backward_dw(dy, saved, w, b, dw, db, name=name, overwrite=overwrite)
+        return
+    unused = torch.empty(dy.numel() // dy.shape[-1], w.shape[1], dtype=w.dtype, device=dy.device)
+    _, h = _gate_backward(unused, saved, name)  # the kernel of the joint backward, for the same bits of h
+    accumulate_dw(as_gradient(dy), h, saved.largest, dw, db, overwrite)
+
+
+def _gate_backward(
+    dh: Tensor,  # (N, F)
+    saved: Fp8FFNDownSaved,
+    name: str,
+) -> tuple[Gradient, Tensor]:  # dgate_up, as gate_up; h (F, N) e4m3, which does not depend on dh
+    gate_up, (N, F) = contiguous(saved.gate_up), dh.shape
     dgate_up = empty_gradient(N, gate_up.shape[-1], dh.device)
     h = torch.empty(F, N, dtype=E4M3, device=dh.device)
     launch(
@@ -117,12 +146,15 @@ def fp8_ffn_down_backward(
         dh, gate_up, saved.largest, h, dgate_up.rows, dgate_up.columns, N, F, gradient_scale(N),
         KIND=KINDS[name], IS_GATED=name in GATED, ROWS=ROWS, COLUMNS=COLUMNS, num_warps=WARPS,
     )  # fmt: skip
-    add_gradients(d, h, saved.largest, dw, db, overwrite)
-    return dgate_up
+    return dgate_up, h
 
 
 def fp8_ffn_down(*, overwrite: bool = False) -> dict[str, Op]:
     def op(name: str) -> Op:
-        return Op(partial(fp8_ffn_down_forward, name=name), partial(fp8_ffn_down_backward, name=name, overwrite=overwrite))
+        return FFN_DOWN[name]._replace(
+            forward=partial(fp8_ffn_down_forward, name=name),
+            backward=partial(fp8_ffn_down_backward, name=name, overwrite=overwrite),
+            backward_dw=partial(fp8_ffn_down_backward_dw, name=name, overwrite=overwrite),
+        )
 
     return {name: op(name) for name in KINDS}

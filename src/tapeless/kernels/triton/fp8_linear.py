@@ -1,7 +1,7 @@
-"""Linear map with all three products in eight bits: y = x w' by rows, dx = dy w and dw += dy' x by columns (fp8_cast.py).
+"""Linear map with all three matmuls in fp8: y = x w' by rows, dx = dy w and dw += dy' x by columns (fp8_cast.py).
 
-Sums over features are the tensor cores' own, some bits short of float32; those over tokens, many more of them, are in full.
-Sizes that are no multiple of 16, which the library asks for, go to linear.py; so do the few rows of a decoding step.
+Sums over features use the tensor cores' fast accumulation, some bits less than float32; the longer sums over tokens are in
+full float32. The library needs sizes that are multiples of 16: others, and the few rows of a decoding step, use linear.py.
 Formulas: ops/linear.py. Tested by: tests/kernels/triton/test_fp8.py."""
 
 from functools import partial
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tapeless.kernels.triton.fp8_cast import Gradient, Rows, as_gradient, in_columns, in_rows
-from tapeless.kernels.triton.linear import linear_backward, linear_forward
+from tapeless.kernels.triton.linear import linear_backward, linear_backward_dw, linear_forward
 from tapeless.ops.linear import LinearSaved
 from tapeless.ops.op import Op
 
@@ -19,7 +19,7 @@ MULTIPLE = 16
 
 
 class Fp8LinearSaved(NamedTuple):
-    """Rows of x. A recompute policy finds no x in it to drop: it is half of x's bytes already."""
+    """Rows of x. There is no field x for a recompute policy to drop: this is already half of x's bytes."""
 
     rows: Rows
     shape: torch.Size  # of x
@@ -30,13 +30,13 @@ def fits(x: Tensor, w: Tensor) -> bool:  # (..., I), (O, I)
 
 
 def scaled_matmul(
-    a: Tensor,  # (M, K) in eight bits
-    b: Tensor,  # (N, K) in eight bits
+    a: Tensor,  # (M, K) fp8
+    b: Tensor,  # (N, K) fp8
     inverse_a: Tensor,  # () or (M, 1) float32
     inverse_b: Tensor,  # () or (N, 1) float32
     dtype: torch.dtype,
     *,
-    short_sums: bool = False,
+    fast_accum: bool = False,
     out: Tensor | None = None,  # (M, N)
 ) -> Tensor:  # (M, N): a b'
     if a.is_meta:
@@ -46,8 +46,8 @@ def scaled_matmul(
         return exact if out is None else out.copy_(exact)
     scales = (inverse_a, inverse_b if inverse_b.dim() == 0 else inverse_b.t())
     if out is None:
-        return torch._scaled_mm(a, b.t(), *scales, out_dtype=dtype, use_fast_accum=short_sums)
-    return torch._scaled_mm(a, b.t(), *scales, out_dtype=dtype, use_fast_accum=short_sums, out=out)
+        return torch._scaled_mm(a, b.t(), *scales, out_dtype=dtype, use_fast_accum=fast_accum)
+    return torch._scaled_mm(a, b.t(), *scales, out_dtype=dtype, use_fast_accum=fast_accum, out=out)
 
 
 def by_rows(
@@ -56,7 +56,7 @@ def by_rows(
     b: Tensor | None,  # (O,)
 ) -> Tensor:  # y (N, O)
     rows = in_rows(w)
-    y = scaled_matmul(x.values, rows.values, x.inverse, rows.inverse, w.dtype, short_sums=True)
+    y = scaled_matmul(x.values, rows.values, x.inverse, rows.inverse, w.dtype, fast_accum=True)
     return y if b is None else y.add_(b)
 
 
@@ -65,10 +65,10 @@ def by_columns(
     w: Tensor,  # (O, I)
 ) -> Tensor:  # dx (N, I)
     rows = in_rows(w)
-    return scaled_matmul(dy.rows, in_columns(*rows), dy.inverse, rows.largest, w.dtype, short_sums=True)
+    return scaled_matmul(dy.rows, in_columns(*rows), dy.inverse, rows.largest, w.dtype, fast_accum=True)
 
 
-def add_gradients(
+def accumulate_dw(
     dy: Gradient,  # (N, O)
     columns: Tensor,  # (I, N) e4m3: x
     inverse: Tensor,  # () float32
@@ -107,14 +107,36 @@ def fp8_linear_backward(
     overwrite: bool,
 ) -> Tensor:  # dx (..., I)
     if isinstance(saved, LinearSaved):
-        if isinstance(dy, Gradient):  # from an op that does not see the size which was at fault
-            dy = (dy.rows.to(w.dtype) * dy.inverse.to(w.dtype)).view(*saved.x.shape[:-1], len(w))
-        return linear_backward(dy, saved, w, b, dw, db, overwrite=overwrite)
+        return linear_backward(_unscaled(dy, saved, w), saved, w, b, dw, db, overwrite=overwrite)
     d = dy if isinstance(dy, Gradient) else as_gradient(dy)
-    if dw is not None or db is not None:
-        add_gradients(d, in_columns(*saved.rows), saved.rows.largest, dw, db, overwrite)
+    fp8_linear_backward_dw(d, saved, w, b, dw, db, overwrite=overwrite)
     return by_columns(d, w).view(saved.shape)
 
 
+def fp8_linear_backward_dw(
+    dy: Tensor | Gradient,  # (..., O)
+    saved: LinearSaved | Fp8LinearSaved,
+    w: Tensor,  # (O, I)
+    b: Tensor | None,  # (O,)
+    dw: Tensor | None,  # (O, I)  accumulated into, or overwritten
+    db: Tensor | None,  # (O,)  accumulated into
+    *,
+    overwrite: bool,
+) -> None:
+    if isinstance(saved, LinearSaved):
+        linear_backward_dw(_unscaled(dy, saved, w), saved, w, b, dw, db, overwrite=overwrite)
+    elif dw is not None or db is not None:
+        d = dy if isinstance(dy, Gradient) else as_gradient(dy)
+        accumulate_dw(d, in_columns(*saved.rows), saved.rows.largest, dw, db, overwrite)
+
+
+def _unscaled(dy: Tensor | Gradient, saved: LinearSaved, w: Tensor) -> Tensor:  # (..., O)
+    """Another op may pass an fp8 gradient to a linear map whose sizes fp8 does not support."""
+    if not isinstance(dy, Gradient):
+        return dy
+    return (dy.rows.to(w.dtype) * dy.inverse.to(w.dtype)).view(*saved.x.shape[:-1], len(w))
+
+
 def fp8_linear(*, overwrite: bool = False) -> Op:
-    return Op(fp8_linear_forward, partial(fp8_linear_backward, overwrite=overwrite))
+    backward_dw = partial(fp8_linear_backward_dw, overwrite=overwrite)
+    return Op(fp8_linear_forward, partial(fp8_linear_backward, overwrite=overwrite), backward_dw=backward_dw)

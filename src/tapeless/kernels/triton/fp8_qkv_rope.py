@@ -1,7 +1,7 @@
-"""The way back from the heads' gradients to that of the fused q, k, v product, in eight bits and both orders at once.
+"""Backward from the heads' gradients to that of the fused q, k, v projection, written as fp8 in both layouts.
 
-A program turns one head of some rows, so that what it holds can be written by columns too. Heads with a norm of their own go
-to qkv_rope.py, and the linear map before them makes eight bits of what comes out.
+A program rotates one head of some rows, so that its tile can be written by columns too. Heads with QK-norm use qkv_rope.py, and
+the linear map before them converts the result to fp8.
 Formulas: ops/qkv_rope.py. Tested by: tests/kernels/triton/test_fp8.py."""
 
 from functools import partial
@@ -14,7 +14,7 @@ from tapeless.kernels.triton.fp8_cast import ROWS, Gradient, empty_gradient, gra
 from tapeless.kernels.triton.launch import launch, on_device, unit_stride, warps
 from tapeless.kernels.triton.qkv_rope import Tables, angles, one_of, qkv_rope_backward, qkv_rope_forward
 from tapeless.ops.op import Op
-from tapeless.ops.qkv_rope import QKVRopeSaved
+from tapeless.ops.qkv_rope import QKV_ROPE, QKVRopeSaved
 
 
 @triton.jit
@@ -31,7 +31,7 @@ def _fp8_heads_backward_kernel(
     lo = tl.load(source, mask=in_lo, other=0.0).to(tl.float32)
     hi = tl.load(source + half, mask=in_hi, other=0.0).to(tl.float32)
     if ROPE:
-        turns = in_lo & (which < 2)  # cos and sin are 1 and 0 elsewhere
+        turns = in_lo & (which < 2)  # elsewhere cos = 1 and sin = 0
         cosine, sine = angles(cos, sin, offset + n % T, c, half, turns)
         cosine = tl.where(turns, cosine, 1.0)
         lo, hi = lo * cosine + hi * sine, hi * cosine - lo * sine
@@ -68,4 +68,5 @@ def fp8_qkv_rope_backward(
 
 def fp8_qkv_rope() -> Op:
     tables = Tables()
-    return Op(partial(qkv_rope_forward, tables=tables), partial(fp8_qkv_rope_backward, tables=tables))
+    forward, backward = partial(qkv_rope_forward, tables=tables), partial(fp8_qkv_rope_backward, tables=tables)
+    return QKV_ROPE._replace(forward=forward, backward=backward)

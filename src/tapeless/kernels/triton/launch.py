@@ -16,6 +16,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from tapeless.kernels.private_api import distinct_bytes
+
 Result = TypeVar("Result")
 _counted: list[dict[str, int]] = []  # of the count_kernel_bytes that are active
 
@@ -23,20 +25,15 @@ _counted: list[dict[str, int]] = []  # of the count_kernel_bytes that are active
 def launch(
     kernel: Any, grid: tuple[int, ...], *args: Any, inplace: Collection[Tensor] = (), moved: int | None = None, **options: Any
 ) -> None:
-    """kernel[grid](*args, **options); the first argument is a tensor. inplace: tensors that are read and written. moved: the
-    bytes that the kernel moves, if it does not pass over its tensors as a whole."""
+    """kernel[grid](*args, **options); the first argument is a tensor. Each distinct tensor counts as moved once, those in
+    `inplace` twice; `moved` gives the bytes of a kernel that does not pass over its tensors as a whole."""
     if not args[0].is_meta:
         kernel[grid](*args, **options)
         return
+    if moved is None:
+        moved = distinct_bytes(args) + distinct_bytes(inplace)
     for counts in _counted:
-        counts[kernel.fn.__name__] += tensor_bytes(args, inplace) if moved is None else moved
-
-
-def tensor_bytes(args: Collection[Any], inplace: Collection[Tensor] = ()) -> int:
-    """Of each distinct tensor once, and once more if it is written in place."""
-    tensors = [x for x in args if isinstance(x, Tensor)]
-    distinct = {(x.untyped_storage()._cdata, x.storage_offset(), x.shape): x.nbytes for x in tensors}
-    return sum(distinct.values()) + sum(x.nbytes for x in inplace)
+        counts[kernel.fn.__name__] += moved
 
 
 @contextmanager
@@ -74,13 +71,13 @@ def unit_stride(x: Tensor) -> Tensor:
 
 
 def warps(elements: int) -> int:
-    """So that each thread holds about sixteen elements of a program's tile: two loads of sixteen bytes in bfloat16."""
+    """Each thread holds about sixteen elements of a program's tile: two loads of sixteen bytes in bfloat16."""
     return max(1, min(16, triton.next_power_of_2(elements) // 512))
 
 
 @triton.jit
 def tanh(x):
-    """Near zero by its series, where the formula would subtract two numbers that are almost equal."""
+    """By its series near zero, where the formula would subtract two nearly equal numbers."""
     s = x * x
     series = x * (1.0 + s * (-1.0 / 3.0 + s * (2.0 / 15.0 - s * (17.0 / 315.0))))
     return tl.where(s < 0.04, series, 1.0 - 2.0 / (tl.exp(2.0 * x) + 1.0))

@@ -1,9 +1,8 @@
-"""The library's attention, called forward and backward as what it is: two functions of torch, without a tape between them.
+"""The library's attention: torch's forward and backward functions, called directly, without autograd.
 
-cuDNN's where it runs, else flash; both need bfloat16, as many keys as queries, no documents. Which one is found out by a trial
-at the first call for each shape, and said. Where repeatable bits were asked of torch
-(torch.use_deterministic_algorithms), it is flash, whose backward then has a fixed order; everything else, and every shape that
-neither takes, goes to attention.py.
+cuDNN if it supports the shape, else flash; both need bfloat16, as many keys as queries, no documents. Each shape is tried once,
+and the choice is logged. With torch.use_deterministic_algorithms it is flash, whose backward then has a fixed order. Everything
+else, and every shape that neither supports, uses attention.py.
 Tested by: tests/kernels/triton/test_cuda.py."""
 
 import logging
@@ -14,7 +13,7 @@ from torch import Tensor
 from torch.backends.cuda import SDPAParams, can_use_cudnn_attention, can_use_flash_attention
 
 from tapeless.kernels.triton.attention import own_backward, own_forward
-from tapeless.ops.attention import AttentionSaved
+from tapeless.ops.attention import ATTENTION, AttentionSaved
 from tapeless.ops.op import Op
 
 log = logging.getLogger("tapeless")
@@ -25,9 +24,9 @@ class LibrarySaved(NamedTuple):
     k: Tensor  # (B, G, T, D)
     v: Tensor  # (B, G, T, D)
     o: Tensor  # (B, T, H*D)
-    lse: Tensor  # as the library has it
+    lse: Tensor  # in the library's layout
     library: str
-    rest: tuple[Any, ...]  # what else its backward asks for; empty tensors and lengths, without dropout
+    rest: tuple[Any, ...]  # further arguments of its backward; without dropout, empty tensors and lengths
 
 
 def _heads(x: Tensor, H: int) -> Tensor:  # (B, T, H*D) -> (B, H, T, D)
@@ -77,7 +76,7 @@ def meta_backward(do: Tensor, saved: LibrarySaved) -> tuple[Tensor, Tensor, Tens
     return tuple(torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))  # type: ignore[return-value]
 
 
-CAN = {"cudnn": can_use_cudnn_attention, "flash": can_use_flash_attention}  # asked first: some shapes end the process
+CAN = {"cudnn": can_use_cudnn_attention, "flash": can_use_flash_attention}  # checked first: some shapes would end the process
 LIBRARIES = {
     "cudnn": (cudnn_forward, cudnn_backward),
     "flash": (flash_forward, flash_backward),
@@ -86,7 +85,7 @@ LIBRARIES = {
 
 
 class Chosen:
-    """Which library serves which shape: tried once, and said."""
+    """Which library computes which shape: tried once, and logged."""
 
     def __init__(self) -> None:
         self._of: dict[Any, str | None] = {}
@@ -115,7 +114,7 @@ class Chosen:
                 if saved.o.shape[2] == q.shape[1] * q.shape[3] and dq.shape == one.shape and dk.shape == other.shape:
                     log.info("attention: %s for %d heads of %d over %d", name, q.shape[1], q.shape[3], q.shape[2])
                     return name
-            except RuntimeError as error:
+            except (AttributeError, RuntimeError) as error:  # the first: this torch lacks the function
                 log.debug("attention: %s cannot: %s", name, error)
         log.info("attention: own kernel for %d heads of %d over %d", q.shape[1], q.shape[3], q.shape[2])
         return None
@@ -144,4 +143,4 @@ def attention() -> Op:
             return own_backward(do, saved)
         return LIBRARIES[saved.library][1](do, saved)
 
-    return Op(forward, backward)
+    return ATTENTION._replace(forward=forward, backward=backward)

@@ -1,4 +1,4 @@
-"""Linear map: the library's products, the weights' gradient added to its place in float32 within the product.
+"""Linear map: the library's matmuls; dw is accumulated in float32 within the matmul.
 Formulas: ops/linear.py. Tested by: tests/kernels/triton/test_triton.py."""
 
 from functools import partial
@@ -13,7 +13,7 @@ from tapeless.ops.op import Op
 
 
 def accumulate_matmul(dw: Tensor, a: Tensor, b: Tensor, overwrite: bool) -> None:
-    """dw (M, K) += a (M, N) @ b (N, K), or = where it is overwritten."""
+    """dw (M, K) += a (M, N) @ b (N, K), or = with overwrite."""
     if dw.dtype == a.dtype:
         dw.addmm_(a, b, beta=0 if overwrite else 1)
     elif dw.device.type == "cpu":  # kernels in the interpreter: torch has no matmul with a wider result on a CPU
@@ -46,12 +46,26 @@ def linear_backward(
     *,
     overwrite: bool,
 ) -> Tensor:  # dx (..., I)
+    linear_backward_dw(dy, saved, w, b, dw, db, overwrite=overwrite)
+    return (rows(dy) @ w).view(*dy.shape[:-1], w.shape[1])
+
+
+def linear_backward_dw(
+    dy: Tensor,  # (..., O)
+    saved: LinearSaved,
+    w: Tensor,  # (O, I)
+    b: Tensor | None,  # (O,)
+    dw: Tensor | None,  # (O, I)  accumulated into, or overwritten
+    db: Tensor | None,  # (O,)  accumulated into
+    *,
+    overwrite: bool,
+) -> None:
     if dw is not None:
         accumulate_matmul(dw, rows(dy).t(), rows(saved.x), overwrite)
     if db is not None:
         add_row_sum(db, dy)
-    return (rows(dy) @ w).view(*dy.shape[:-1], w.shape[1])
 
 
 def linear(*, overwrite: bool = False) -> Op:
-    return Op(linear_forward, partial(linear_backward, overwrite=overwrite))
+    backward_dw = partial(linear_backward_dw, overwrite=overwrite)
+    return Op(linear_forward, partial(linear_backward, overwrite=overwrite), backward_dw=backward_dw)

@@ -1,9 +1,9 @@
-"""The output product and its loss, a block of rows at a time: the logits of a block turn into their gradient where they lie.
+"""The output matmul and its loss, in blocks of rows: the logits of a block are overwritten by their gradient.
 
-Formulas: ops/cross_entropy.py. `both` runs forward and backward together, from one product. The kernel goes over a row thrice:
-for its largest logit, for the sum of exponentials, and for the gradient; after the first time the row is in the cache, which is
-told what will be read again (0.31 instead of 0.36 ms for 4681 rows of 50304). How many targets count is a number on the device,
-so that nothing waits for it.
+Formulas: ops/cross_entropy.py. `both` runs forward and backward together, from one matmul. The kernel passes over a row three
+times: for its maximum, for the sum of exponentials, and for the gradient; after the first pass the row is in the cache, helped
+by eviction hints (0.31 instead of 0.36 ms for 4681 rows of 50304). The number of valid targets is a tensor on the device, so
+that nothing waits for it.
 Tested by: tests/kernels/triton/test_triton.py."""
 
 import math
@@ -18,11 +18,11 @@ from torch import Tensor
 from tapeless.kernels.triton.launch import launch, on_device, tanh
 from tapeless.kernels.triton.linear import accumulate_matmul
 from tapeless.ops.cross_entropy import IGNORED
-from tapeless.ops.linear_cross_entropy import LinearCrossEntropySaved
+from tapeless.ops.linear_cross_entropy import LINEAR_CROSS_ENTROPY, LinearCrossEntropySaved
 from tapeless.ops.numerics import rows
 from tapeless.ops.op import Op
 
-BLOCK = 2**28  # logits alive at a time: half a gibibyte in bfloat16; dw is read and written once for each block
+BLOCK = 2**28  # logits in memory at a time: 512 MiB in bfloat16; dw is read and written once per block
 LOG2E = tl.constexpr(math.log2(math.e))
 WIDTH, WARPS = 8192, 16  # logits of a row that a program holds at a time
 NONE = tl.constexpr(IGNORED)
@@ -48,7 +48,7 @@ def _loss_kernel(
             c = first + tl.arange(0, WIDTH)
             z = tl.load(row + c, mask=c < V, other=float("-inf"), eviction_policy="evict_last")
             tops = tl.maximum(tops, z.to(tl.float32))
-        top = _capped(tl.max(tops, 0), cap, CAP)  # which keeps the order
+        top = _capped(tl.max(tops, 0), cap, CAP)  # capping keeps the order
         level = tl.where(top == float("-inf"), 0.0, top)
         sums = tl.zeros([WIDTH], tl.float32)
         totals = tl.zeros([WIDTH], tl.float32)
@@ -85,7 +85,7 @@ def _loss_kernel(
                 if CAP:
                     dz *= 1.0 - (z / cap) * (z / cap)
                 tl.store(row + c, dz.to(element), mask=c < V)
-        if counts:  # the target's own term, when all of the row is written
+        if counts:  # the target's own term, after the whole row is written
             tl.debug_barrier()
             dz = factor * tl.exp2((at_target - norm) * LOG2E) - spread - rate * (1.0 - smoothing)
             if CAP:
@@ -102,7 +102,7 @@ def _count(num_targets: int | Tensor | None, targets: Tensor) -> Tensor:  # () f
 
 
 def rows_of_logits(N: int, V: int) -> int:
-    """How many of N there are at a time: blocks of one height."""
+    """How many of N rows are in memory at a time: blocks of equal height."""
     return triton.cdiv(N, max(1, triton.cdiv(N * V, BLOCK)))
 
 
@@ -204,5 +204,8 @@ def _scalars(label_smoothing: float = 0.0, z_loss: float = 0.0, softcap: float =
 
 
 def linear_cross_entropy(*, overwrite: bool = False) -> Op:
-    backward, both = linear_cross_entropy_backward, linear_cross_entropy_both
-    return Op(linear_cross_entropy_forward, partial(backward, overwrite=overwrite), partial(both, overwrite=overwrite))
+    return LINEAR_CROSS_ENTROPY._replace(
+        forward=linear_cross_entropy_forward,
+        backward=partial(linear_cross_entropy_backward, overwrite=overwrite),
+        both=partial(linear_cross_entropy_both, overwrite=overwrite),
+    )

@@ -4,7 +4,7 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from tapeless.kernels.triton.add_norm import add_norm, norm
-from tapeless.kernels.triton.embed import EMBED
+from tapeless.kernels.triton.embed import embed
 from tapeless.kernels.triton.ffn_down import ffn_down
 from tapeless.kernels.triton.fp8_ffn_down import fp8_ffn_down
 from tapeless.kernels.triton.fp8_linear import fp8_linear
@@ -21,7 +21,7 @@ from tapeless.ops.op import OpSet
 def triton_ops() -> OpSet:
     ops = OpSet(
         name="triton",
-        embed=EMBED,
+        embed=embed(),
         norm=MappingProxyType({"rms": norm(False), "layer": norm(True)}),
         add_norm=MappingProxyType({"rms": add_norm(False), "layer": add_norm(True)}),
         qkv_rope=qkv_rope(),
@@ -46,7 +46,7 @@ def triton_ops() -> OpSet:
 
 
 def fp8_ops() -> OpSet:
-    """The four matrices of every block in eight bits. The head stays in sixteen: its logits are where rounding is seen."""
+    """The four matrices of every block in fp8. The head stays in bfloat16: its logits are sensitive to rounding."""
     ops, qkv_rope = triton_ops(), fp8_qkv_rope()
     assert ops.non_accumulating is not None
     return replace(

@@ -1,8 +1,8 @@
-"""From the fused q, k, v product to the heads that attention reads, and back, each in one pass. Formulas: ops/qkv_rope.py.
+"""From the fused q, k, v projection to the heads that attention reads, and back, each in one pass. Formulas: ops/qkv_rope.py.
 
-A program holds the heads of q, of k or of v of some rows, cut into their lower and upper halves, which turn together. q, k and
-v come to lie in one buffer (B, T, H+2G, D), and attention reads them with strides. The gradient of the norms' weights is summed
-by the programs each for themselves, then over programs in their order.
+A program holds the heads of q, k or v of some rows, split into their lower and upper halves, which are rotated together. q, k
+and v share one buffer (B, T, H+2G, D), and attention reads them with strides. Each program sums its gradient of the norms'
+weights; the sums are then added in the order of the programs.
 Tested by: tests/kernels/triton/test_triton.py."""
 
 from functools import partial
@@ -15,23 +15,23 @@ from torch import Tensor
 
 from tapeless.kernels.triton.launch import add_parts, contiguous, launch, on_device, unit_stride, warps
 from tapeless.ops.op import Op
-from tapeless.ops.qkv_rope import QKVRopeSaved
+from tapeless.ops.qkv_rope import QKV_ROPE, QKVRopeSaved
 from tapeless.ops.rope import rope_tables
 
-PARTS = 1056  # programs for each of q, k and v at most, where sums over rows are asked for
+PARTS = 1056  # most programs for each of q, k and v, if sums over rows are needed
 TILE = 1024  # elements that a program holds at a time
 
 
 @triton.jit
 def one_of(which, q, k, v):
-    """One of three, by a number that all threads of a program share."""
+    """One of three, by an index that all threads of a program share."""
     return q if which == 0 else (k if which == 1 else v)
 
 
 @triton.jit
 def _places(n0, heads, first_head, all_heads, N, D, half, ROWS: tl.constexpr, HEADS: tl.constexpr, WIDTH: tl.constexpr):
-    """Of a tile (ROWS * HEADS, WIDTH): its rows, its heads, where they lie in (N, all heads, D), and which are there, in the
-    lower and in the upper halves."""
+    """Of a tile (ROWS * HEADS, WIDTH): its rows, its heads, their offsets in (N, all heads, D), and the masks of the lower
+    and of the upper halves."""
     i, c = tl.arange(0, ROWS * HEADS), tl.arange(0, WIDTH)
     n, head = n0 + i // HEADS, i % HEADS
     there = ((n < N) & (head < heads))[:, None]
@@ -112,8 +112,8 @@ def _heads_backward_kernel(
 
 
 class Tables:
-    """cos and sin of every position so far asked for, by width, base and device. A table that grew is kept beside the new one:
-    a captured graph may still read it. Lengths double, so that all together are at most twice the last."""
+    """cos and sin of all positions requested so far, by width, base and device. A table that has grown is not freed, since a
+    captured graph may still read it. Lengths double, so that all together are at most twice the last."""
 
     def __init__(self) -> None:
         self._made: dict[tuple[int, float, torch.device], list[tuple[Tensor, Tensor]]] = {}
@@ -210,4 +210,5 @@ def qkv_rope_backward(
 
 def qkv_rope() -> Op:
     tables = Tables()
-    return Op(partial(qkv_rope_forward, tables=tables), partial(qkv_rope_backward, tables=tables))
+    forward, backward = partial(qkv_rope_forward, tables=tables), partial(qkv_rope_backward, tables=tables)
+    return QKV_ROPE._replace(forward=forward, backward=backward)

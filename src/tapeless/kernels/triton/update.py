@@ -1,8 +1,8 @@
-"""The optimizer's passes over the flat buffers: the norm of the gradients, and Adam's update with all that belongs to it.
+"""The optimizer's passes over the flat buffers: the gradient norm, and Adam's update with clipping and weight decay.
 
-Formulas: optim/adam.py and optim/clip.py. One pass reads p, g, m and v, and writes p, m, v and the copy that products read.
-What changes from step to step (learning rate, corrections, the factor of clipping) is read from the device's memory, so that a
-graph can be captured once; a factor that is NaN says that nothing is to be updated.
+Formulas: optim/adam.py and optim/clip.py. One pass reads p, g, m and v, and writes p, m, v and the copy in the compute dtype.
+Scalars that change from step to step (learning rate, bias corrections, clipping factor) are read from the device's memory, so
+that a graph can be captured once; with a clipping factor of NaN nothing is updated.
 Tested by: tests/kernels/triton/test_triton.py."""
 
 import torch
@@ -79,4 +79,4 @@ def adam_update(
         _adam_kernel, (len(pieces),), pieces, p, g, m, v, target, step_scalars, scale,
         inplace=(p, m, v), HAS_COPY=copy is not None, WIDTH=WIDTH, num_warps=WARPS,
     )  # fmt: skip
-    p[:0].zero_()  # torch counts the writes that it makes itself, and this one stands for all of the above
+    p[:0].zero_()  # increments torch's version counter, which does not see the kernel's writes

@@ -5,7 +5,7 @@ refused with the reason; a config.json that asks for something our models do not
 Settings that matter in training only (dropout in a Llama, z-loss) do not change the function, so they give a note instead.
 Tested by: tests/interop/test_families.py, tests/interop/test_family.py, tests/model/test_against_hf.py."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar, NamedTuple
 
@@ -84,20 +84,6 @@ class Family:
             found.append(f"ffn must be {' or '.join(map(repr, self.activations))}, got {config.ffn!r}")
         return found
 
-    def block_misfits(self, config: ModelConfig) -> list[str]:
-        """The first block with other sublayers than the family's; apart from misfits, since it goes through all layers."""
-        return [
-            f"block {i} must have the sublayers {', '.join(self.sublayers)}, got {', '.join(found)}"
-            for i, found in block_sublayers(spec.name for spec in transformer_specs(config)).items()
-            if found != self.sublayers
-        ][:1]
-
-    @property
-    def sublayers(self) -> tuple[str, ...]:
-        """The sublayers of a block that the table has tensors for."""
-        (found,) = block_sublayers(name for row in self.tensors for name in row.params).values()
-        return found
-
     def gguf_misfits(self, config: ModelConfig) -> list[str]:
         """Why llama.cpp's architecture cannot express a model that the Hugging Face class can."""
         return _differences(self.gguf_fixed, config)
@@ -166,8 +152,7 @@ class Family:
 
     def rows(self, config: ModelConfig) -> tuple[dict[str, ParamSpec], list[Row]]:
         """The model's parameters, and the rows of all layers that hold them. Every parameter must have a row."""
-        specs = {spec.name: spec for spec in transformer_specs(config)}
-        rows = {}
+        specs, rows = param_specs(config), {}
         for row in self.tensors:
             for weight in ("weight", "bias"):
                 for i in range(config.num_layers):
@@ -232,14 +217,13 @@ class Family:
         return {f"{prefix}{name}" if bare else name: name for name in names}
 
 
-def block_sublayers(params: Iterable[str]) -> dict[str, tuple[str, ...]]:
-    """The sublayers of each block, from its parameters' names: blocks.3.attn.wq and blocks.3.attn_norm.w are of attn."""
-    found: dict[str, dict[str, None]] = {}
-    for name in params:
-        if name.startswith("blocks."):
-            _, i, sublayer, *_ = name.split(".")
-            found.setdefault(i, {})[sublayer.removesuffix("_norm")] = None
-    return {i: tuple(names) for i, names in found.items()}
+def param_specs(config: ModelConfig) -> dict[str, ParamSpec]:
+    return {spec.name: spec for spec in transformer_specs(config)}
+
+
+def sublayer_of(param: str) -> str | None:
+    """blocks.3.attn.wq and blocks.3.attn_norm.w belong to attn; embed.w to no sublayer."""
+    return param.split(".")[2].removesuffix("_norm") if param.startswith("blocks.") else None
 
 
 def interleave(w: Tensor, num_heads: int) -> Tensor:  # (H*D, ...) both

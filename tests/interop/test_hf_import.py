@@ -46,7 +46,7 @@ def test_logits_and_every_gradient_of_what_transformers_saved(case: str, tmp_pat
     loss = ours.forward(data.tokens, data.targets)
     ours.backward()
     assert abs(loss - truth.pop("loss")) < 1e-5
-    grads = FAMILIES[CASES[case][0]].from_hf(ours.config, truth)
+    grads = FAMILIES[CASES[case][0]].from_hf(ours.config, truth.__getitem__)
     assert grads.keys() == ours.grads.keys()
     largest = max(float(dw.norm()) for dw in grads.values())
     for name, dw in grads.items():
@@ -119,10 +119,10 @@ def test_keys_of_transformers_4(tmp_path: Path):
 LLAMA_REFUSED: list[tuple[dict[str, Any], str]] = [
     (
         {"architectures": ["MistralForCausalLM"]},
-        r"unknown architecture 'MistralForCausalLM'; supported: GPT2LMHeadModel, Llama",
+        r"'MistralForCausalLM'.*; expected a list with one of GPT2LMHeadModel, Llama",
     ),
-    ({"architectures": []}, "architectures must name one class"),
-    ({"architectures": None}, "architectures must name one class"),
+    ({"architectures": []}, "expected a list with one of"),
+    ({"architectures": None}, "expected a list with one of"),
     ({"auto_map": {"AutoModel": "evil.py"}}, "auto_map asks to run code"),
     ({"quantization_config": {"bits": 4}}, "quantization_config means that the weights are quantized"),
     ({"rope_parameters": {"rope_type": "llama3", "rope_theta": 1e4}}, "only rope_type 'default' is supported"),

@@ -5,7 +5,7 @@ refused with the reason; a config.json that asks for something our models do not
 Settings that matter in training only (dropout in a Llama, z-loss) do not change the function, so they give a note instead.
 Tested by: tests/interop/test_families.py, tests/interop/test_family.py, tests/model/test_against_hf.py."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, ClassVar, NamedTuple
 
@@ -62,6 +62,7 @@ class Family:
     model_type: ClassVar[str]  # in config.json
     gguf_architecture: ClassVar[str]
     fixed: ClassVar[Mapping[str, Any]]  # fields of ModelConfig that must have this value
+    divisible: ClassVar[bool] = True  # whether hidden_dim must be divisible by num_heads
     always_on: ClassVar[tuple[str, ...]] = ()  # biases that their class always has; a model without them is exported with zeros
     activation_key: ClassVar[str]
     activations: ClassVar[Mapping[str, str]]  # our ffn -> their name; the first is the default of their class
@@ -82,6 +83,8 @@ class Family:
         found = _differences(self.fixed, config)
         if config.ffn not in self.activations:
             found.append(f"ffn must be {' or '.join(map(repr, self.activations))}, got {config.ffn!r}")
+        if self.divisible and config.hidden_dim % config.num_heads:
+            found.append(f"hidden_dim {config.hidden_dim} must be divisible by num_heads {config.num_heads}")
         return found
 
     def gguf_misfits(self, config: ModelConfig) -> list[str]:
@@ -172,13 +175,13 @@ class Family:
             result[row.hf] = stacked.t().contiguous() if row.transposed else stacked
         return result
 
-    def from_hf(self, config: ModelConfig, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Their tensors under our names and in our layout. Each is accessed once, so that a file can be read as it goes."""
+    def from_hf(self, config: ModelConfig, read: Callable[[str], Tensor]) -> dict[str, Tensor]:
+        """Their tensors under our names and in our layout. read: returns a tensor by its name, called once for each."""
         specs, rows = self.rows(config)
         result = {}
         for row in rows:
-            stacked = tensors[row.hf].t() if row.transposed else tensors[row.hf]
-            parts = stacked.split([specs[name].shape[0] for name in row.params])
+            stacked = read(row.hf)
+            parts = (stacked.t() if row.transposed else stacked).split([specs[name].shape[0] for name in row.params])
             result.update({name: part.contiguous() for name, part in zip(row.params, parts, strict=True)})
         return result
 

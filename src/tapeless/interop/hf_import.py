@@ -6,7 +6,7 @@ files are pickles, which can run code when they are loaded.
 Tested by: tests/interop/test_hf_import.py, tests/interop/test_hostile.py."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -53,32 +53,32 @@ def read_model(folder: Path) -> ExternalModel:
     family = family_named(settings, str(folder / CONFIG))
     config, notes = family.read_settings(settings, str(folder / CONFIG))
     with ExitStack() as opened:
-        files = _open_files(folder, opened)  # before the tokenizer: whether the weights can be read at all comes first
-        names = _check_tensors(family, config, files, notes)
+        stored = _check_tensors(family, config, _open_files(folder, opened), notes)  # before the tokenizer is parsed
         tokenizer = read_tokenizer(folder, config.vocab_size)
         generation = _generation(folder, settings, config.vocab_size, notes)
-        params = family.from_hf(config, _Values(files, names))
-        _check_tied_head(family, config, files, names, params)
+        params = family.from_hf(config, lambda name: stored[name].read())
+        if config.tie_embeddings and family.head in stored:  # then it must equal the embedding
+            head = stored[family.head]
+            if head.shape != tuple(params["embed.w"].shape) or not head.read().equal(params["embed.w"]):
+                raise InputError(f"{family.head} differs from the embedding, although tie_word_embeddings is true")
     if tokenizer is not None and tokenizer.vocab_size < config.vocab_size:
         unused = config.vocab_size - tokenizer.vocab_size
         notes.append(f"the vocabulary of {config.vocab_size} has {unused} ids without a token; they are never sampled")
     return ExternalModel(family, config, params, tokenizer, generation, notes)
 
 
-class _Values(Mapping[str, Tensor]):
-    """Tensors by their name in the family's table, each read when it is accessed."""
+class _Stored(NamedTuple):
+    """A tensor in a file, not read yet."""
 
-    def __init__(self, files: Mapping[str, TensorFile], names: Mapping[str, str]):
-        self.files, self.names = files, names
+    file: TensorFile
+    name: str
 
-    def __getitem__(self, name: str) -> Tensor:
-        return self.files[self.names[name]].read(self.names[name])
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.file.entries[self.name].shape
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.names)
-
-    def __len__(self) -> int:
-        return len(self.names)
+    def read(self) -> Tensor:
+        return self.file.read(self.name)
 
 
 def _open_files(folder: Path, opened: ExitStack) -> dict[str, TensorFile]:
@@ -121,36 +121,22 @@ def _no_weights(folder: Path) -> TapelessError:
     return UntrustedFileError(f"{folder}: no weights; expected {WEIGHTS}, or {INDEX} and its files")
 
 
-def _check_tensors(family: Family, config: ModelConfig, files: Mapping[str, TensorFile], notes: list[str]) -> dict[str, str]:
-    """Name in the family's table -> name in the files, whose tensors are exactly those of the configuration."""
-    names = family.full_names(files)
-    constants = [name for name in names if re.fullmatch(family.ignored, name)]
+def _check_tensors(family: Family, config: ModelConfig, files: dict[str, TensorFile], notes: list[str]) -> dict[str, _Stored]:
+    """The tensors by their name in the family's table: exactly those of the configuration."""
+    stored = {name: _Stored(files[in_file], in_file) for name, in_file in family.full_names(files).items()}
+    constants = [name for name in stored if re.fullmatch(family.ignored, name)]
     if constants:
         notes.append(f"{len(constants)} tensors are constants of the code, such as {constants[0]}, and are ignored")
-    names = {name: stored for name, stored in names.items() if name not in set(constants)}
-    if config.num_layers > len(names):
-        raise InputError(f"config.json has {config.num_layers} layers, but there are only {len(names)} tensors")
-    if not config.tie_embeddings and family.head not in names:
+        stored = {name: tensor for name, tensor in stored.items() if name not in set(constants)}
+    if config.num_layers > len(stored):
+        raise InputError(f"config.json has {config.num_layers} layers, but there are only {len(stored)} tensors")
+    if not config.tie_embeddings and family.head not in stored:
         head = f"{family.head} {family.shapes(config)[family.head]}"
         raise InputError(f"{head} is missing, and tie_word_embeddings is not true")
-    for stored in names.values():
-        files[stored].check_dtype(stored)
-    family.check_shapes(config, {name: files[stored].entries[stored].shape for name, stored in names.items()})
-    return names
-
-
-def _check_tied_head(
-    family: Family,
-    config: ModelConfig,
-    files: Mapping[str, TensorFile],
-    names: Mapping[str, str],
-    params: Mapping[str, Tensor],
-) -> None:
-    """The files of a tied model may contain its head, if it equals the embedding."""
-    if config.tie_embeddings and family.head in names:
-        stored, embed = names[family.head], params["embed.w"]
-        if files[stored].entries[stored].shape != tuple(embed.shape) or not files[stored].read(stored).equal(embed):
-            raise InputError(f"{family.head} differs from the embedding, although tie_word_embeddings is true")
+    for tensor in stored.values():
+        tensor.file.check_dtype(tensor.name)
+    family.check_shapes(config, {name: tensor.shape for name, tensor in stored.items()})
+    return stored
 
 
 def read_tokenizer(folder: Path, vocab_size: int) -> Tokenizer | None:

@@ -38,11 +38,10 @@ def family_of(config: AnyModelConfig) -> Family:
 def family_named(settings: Mapping[str, Any], where: str) -> Family:
     """The family of a config.json."""
     names = settings.get("architectures")
-    if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str):
-        raise InputError(f"{where}: architectures must name one class, got {names!r:.80}; supported: {', '.join(FAMILIES)}")
-    if names[0] not in FAMILIES:
-        raise InputError(f"{where}: unknown architecture {names[0]!r:.80}; supported: {', '.join(FAMILIES)}")
-    return FAMILIES[names[0]]
+    for name, family in FAMILIES.items():
+        if names == [name]:
+            return family
+    raise InputError(f"{where}: architectures is {names!r:.80}; expected a list with one of {', '.join(FAMILIES)}")
 
 
 for _module in iter_modules(__path__):

@@ -28,7 +28,7 @@ try:
     from lm_eval.models.utils import normalize_gen_kwargs
     from tqdm import tqdm
 except ImportError:
-    raise MissingError("this requires EleutherAI's package lm_eval: pip install 'tapeless[lm-eval]'") from None
+    raise MissingError("this needs EleutherAI's package lm_eval: pip install 'tapeless[lm-eval]'") from None
 
 log = logging.getLogger("tapeless")
 NAME = "tapeless"

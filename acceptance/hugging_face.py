@@ -83,7 +83,8 @@ def gradient_error(ours: tapeless.Transformer, theirs: Any, family: Family, toke
     ours.backward()
     logits = theirs(inputs).logits
     torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten()).backward()
-    truth = family.from_hf(ours.config, {name: w.grad for name, w in theirs.named_parameters()})
+    grads = {name: w.grad for name, w in theirs.named_parameters()}
+    truth = family.from_hf(ours.config, grads.__getitem__)
     off = sum((ours.grads[name] - dw).square().sum().item() for name, dw in truth.items())
     return (off / sum(dw.square().sum().item() for dw in truth.values())) ** 0.5
 

@@ -45,7 +45,7 @@ def test_defaults_lie_within_the_run(trained: tuple[Path, str], capsys: pytest.C
     pytest.importorskip("gguf")
     out, err = said(capsys, "export", trained[0], "--to", "gguf", "--dtype", "float16")
     assert out.startswith(f"{trained[0] / 'small-float16.gguf'}: LlamaForCausalLM, float16")
-    assert "a token that ends a text" in err
+    assert "requires an end-of-text token" in err
     assert (trained[0] / "small-float16.gguf").is_file()
 
 
@@ -59,7 +59,7 @@ def test_defaults_lie_within_the_run(trained: tuple[Path, str], capsys: pytest.C
         (["export", "RUN", "--to", "hf", "--checkpoint", "7", "--out", "x"], "has no checkpoint '7'"),
         (["export", "nowhere", "--to", "hf"], "is not the directory of a run"),
         (["import", "nowhere"], "nowhere is not a directory"),
-        (["import", "RUN"], "no config.json in it"),
+        (["import", "RUN"], "no config.json; is it a Hugging Face directory"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

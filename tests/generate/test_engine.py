@@ -1,4 +1,4 @@
-"""Generation: the cache changes nothing, nor does the batch; the window slides; samples are reproducible by seed and index."""
+"""Generation: cache and batch do not change the result; the window slides; samples are reproducible by seed and index."""
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ PROMPT = [3, 14, 15, 9, 26]
 
 
 def sharp(model: AnyModel) -> AnyModel:
-    """Larger weights: logits that lie apart, so that what a model has read shows in what it writes."""
+    """Larger weights: well separated logits, so that the output depends on the input."""
     for name, w in model.params.items():
         if w.dim() == 2:
             w *= 4 if name == "head.w" else 2
@@ -25,12 +25,12 @@ def sharp(model: AnyModel) -> AnyModel:
 
 
 def transformer(max_seq_len: int, **changes: str) -> AnyModel:
-    """In float64: the rounding of a cached and a full forward differs, and must not decide a draw."""
+    """In float64: the rounding of a cached and a full forward differs, and must not change a sample."""
     return sharp(Transformer(ModelConfig(max_seq_len=max_seq_len, **SHAPE, **changes), seed=1, dtype="float64"))
 
 
 def without_cache(model: AnyModel, prompt: list[int], max_tokens: int, sampling: Sampling, index: int = 0) -> list[int]:
-    """Generation as it is defined: a full forward over the window for every token."""
+    """Generation by definition: a full forward over the window for every token."""
     text = list(prompt)
     window = getattr(model.config, "max_seq_len", len(prompt) + max_tokens)
     for position in range(len(prompt), len(prompt) + max_tokens):
@@ -69,7 +69,7 @@ def test_the_window_is_never_too_long_nor_shorter_than_half():
             assert min(length, window - window // 2 + (window > 1)) <= seen <= window
 
 
-def test_sliding_is_said_once():
+def test_sliding_warns_once():
     said: list[str] = []
     generate(transformer(8), PROMPT, max_tokens=3, on_warning=said.append)
     assert said == []
@@ -91,7 +91,7 @@ class Counting:
         return self.model.logits(tokens, **options)
 
 
-def test_each_token_is_read_once_and_a_slide_costs_half_a_window():
+def test_each_token_is_processed_once_and_a_slide_costs_half_a_window():
     counting = Counting(transformer(32))
     generate(counting, PROMPT, max_tokens=28)
     assert counting.read == len(PROMPT) + 27
@@ -100,7 +100,7 @@ def test_each_token_is_read_once_and_a_slide_costs_half_a_window():
     assert counting.read == len(PROMPT) + 27 + 64 + 4 * 16
 
 
-def test_text_in_two_goes_is_the_text_in_one():
+def test_two_calls_give_the_text_of_one():
     model, sampling = transformer(8), Sampling(seed=12, repetition_penalty=1.2)
     (whole,) = generate(model, PROMPT, max_tokens=30, sampling=sampling)
     for cut in (1, 7, 20):
@@ -108,7 +108,7 @@ def test_text_in_two_goes_is_the_text_in_one():
         assert whole[:cut] + rest == whole
 
 
-def test_a_batch_is_its_samples_one_by_one():
+def test_a_batch_equals_its_samples_one_by_one():
     model, sampling = transformer(16), Sampling(seed=5)
     batch = generate(model, PROMPT, max_tokens=25, sampling=sampling, num_samples=4)
     assert len({tuple(tokens) for tokens in batch}) == 4
@@ -116,17 +116,17 @@ def test_a_batch_is_its_samples_one_by_one():
         assert generate(model, PROMPT, max_tokens=25, sampling=sampling, first_sample=i) == [tokens]
 
 
-def test_prompts_of_one_length_share_a_batch():
+def test_prompts_of_equal_length_share_a_batch():
     model, greedy = transformer(16), Sampling(temperature=0.0)
     prompts = [PROMPT, PROMPT[::-1], [1] * len(PROMPT)]
     alone = [generate(model, prompt, max_tokens=25, sampling=greedy)[0] for prompt in prompts]
     assert len({tuple(tokens) for tokens in alone}) == 3
     assert generate_each(model, prompts, max_tokens=25, sampling=greedy) == alone
-    with pytest.raises(InputError, match="prompts that are continued together have one length"):
+    with pytest.raises(InputError, match="prompts of one batch must have equal length"):
         generate_each(model, [PROMPT, PROMPT[1:]], max_tokens=2)
 
 
-def test_whoever_hears_of_a_token_may_end_its_sample():
+def test_on_token_may_end_a_sample():
     model, sampling = transformer(16), Sampling(seed=5)
     heard = {7: 0, 8: 0, 9: 0}
 
@@ -162,7 +162,7 @@ def test_a_model_without_attention_needs_no_cache_and_no_warning():
     assert said == []
 
 
-def test_tokens_are_streamed_as_they_are_drawn():
+def test_tokens_are_streamed_as_they_are_sampled():
     streamed: list[tuple[int, int]] = []
     batch = generate(
         transformer(16),
@@ -175,7 +175,7 @@ def test_tokens_are_streamed_as_they_are_drawn():
     assert streamed == [(5 + row, batch[row][t]) for t in range(9) for row in range(2)]
 
 
-def test_a_stop_token_ends_its_sample_alone():
+def test_a_stop_token_ends_only_its_sample():
     model, sampling = transformer(16), Sampling(seed=5)
     free = generate(model, PROMPT, max_tokens=25, sampling=sampling, num_samples=3)
     stop = free[1][4]
@@ -193,14 +193,14 @@ def test_generation_ends_when_every_sample_has():
     assert counting.read == 2 * len(PROMPT)
 
 
-def test_ids_beyond_the_tokenizer_are_not_drawn():
+def test_ids_beyond_the_tokenizer_are_not_sampled():
     batch = generate(
         transformer(16), PROMPT, max_tokens=40, sampling=Sampling(repetition_penalty=1.1), num_samples=4, vocab_size=7
     )
     assert {token for tokens in batch for token in tokens} == set(range(7))
 
 
-def test_no_tokens_asked_for_are_no_tokens():
+def test_zero_tokens():
     assert generate(transformer(16), PROMPT, max_tokens=0, num_samples=2) == [[], []]
 
 
@@ -214,7 +214,7 @@ def test_no_tokens_asked_for_are_no_tokens():
         ({"vocab_size": 32}, ConfigError, "vocab_size"),
     ],
 )
-def test_what_cannot_be_done_is_an_error(changes: dict[str, object], error: type[Exception], words: str):
+def test_invalid_arguments_are_errors(changes: dict[str, object], error: type[Exception], words: str):
     arguments = {"prompt_ids": PROMPT, "max_tokens": 3} | changes
     with pytest.raises(error, match=words):
         generate(transformer(16), **arguments)

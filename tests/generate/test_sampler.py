@@ -78,7 +78,7 @@ def test_every_filter_equals_the_slow_reference(sampling: Sampling, dtype: torch
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("sampling", SETTINGS, ids=str)
-def test_logits_and_history_stay_as_they_are_bit_for_bit(sampling: Sampling, dtype: torch.dtype):
+def test_inputs_are_not_modified(sampling: Sampling, dtype: torch.dtype):
     z, history = logits_of(3, rows=2, dtype=dtype), torch.tensor([[1, 2], [3, 3]])
     before, past = z.clone(), history.clone()
     sample(z, history, sampling, position=7)
@@ -94,13 +94,13 @@ def test_temperature_0_is_argmax(seed: int):
     assert sample(z, NO_HISTORY.expand(4, 0), Sampling(top_k=1, seed=seed), position=seed).equal(greedy)
 
 
-def test_a_temperature_near_0_is_no_division_by_zero():
+def test_a_temperature_near_0_does_not_divide_by_zero():
     p = probabilities(logits_of(0), NO_HISTORY, Sampling(temperature=5e-324))
     assert p.argmax() == logits_of(0).argmax()
     assert p.sum() == 1
 
 
-def test_of_equal_logits_the_lower_ids_stay():
+def test_of_equal_logits_the_lower_ids_are_kept():
     z = torch.tensor([[1.0, 2.0, 2.0, 3.0, 2.0, 2.0]])
     kept = [set(probabilities(z, NO_HISTORY, Sampling(top_k=k))[0].nonzero()[:, 0].tolist()) for k in range(1, 7)]
     assert kept == [{3}, {3, 1}, {3, 1, 2}, {3, 1, 2, 4}, {3, 1, 2, 4, 5}, {3, 1, 2, 4, 5, 0}]
@@ -117,7 +117,7 @@ def test_top_p_keeps_the_token_that_reaches_it_and_no_further():
         assert int((probabilities(z, NO_HISTORY, Sampling(top_p=top_p)) > 0).sum()) == kept
 
 
-def test_a_token_ruled_out_stays_out():
+def test_an_excluded_token_stays_excluded():
     z = torch.full((1, 5), -torch.inf)
     z[0, 3] = -2.0
     for sampling in SETTINGS:
@@ -135,7 +135,7 @@ def chi_square_is_plausible(counts: Counter[int], p: Tensor, n: int) -> None:
 
 
 @pytest.mark.parametrize("sampling", SETTINGS, ids=str)
-def test_draws_follow_the_exact_distribution(sampling: Sampling):
+def test_samples_follow_the_exact_distribution(sampling: Sampling):
     z, history = logits_of(11), torch.tensor([[2, 5, 7]])
     p, rows, positions = probabilities(z, history, sampling)[0], 500, 20
     counts: Counter[int] = Counter()
@@ -145,21 +145,21 @@ def test_draws_follow_the_exact_distribution(sampling: Sampling):
 
 
 @pytest.mark.parametrize("axis", ["seed", "sample_index", "position"])
-def test_along_each_axis_alone_the_draws_are_uniform(axis: str):
+def test_the_hash_is_uniform_along_each_axis(axis: str):
     n, bins = 20_000, 50
     fixed = {"seed": 5, "sample_index": 3, "position": 8}
     counts = Counter(int(bins * uniform(**(fixed | {axis: i}))) for i in range(n))
     chi_square_is_plausible(counts, torch.full((bins,), 1 / bins, dtype=torch.float64), n)
 
 
-def test_neighbouring_draws_are_uncorrelated():
+def test_neighbouring_samples_are_uncorrelated():
     u = torch.tensor([[uniform(0, i, t) for t in range(200)] for i in range(100)], dtype=torch.float64)
     for left, right in [(u[:-1], u[1:]), (u[:, :-1], u[:, 1:])]:
         correlation = torch.corrcoef(torch.stack([left.flatten(), right.flatten()]))[0, 1]
         assert abs(correlation) < 5 / math.sqrt(left.numel())
 
 
-def test_a_draw_depends_on_seed_sample_and_position_alone():
+def test_a_sample_depends_on_seed_index_and_position_only():
     z = logits_of(2).expand(6, -1)
     history = NO_HISTORY.expand(6, 0)
     together = sample(z, history, Sampling(seed=4), position=9)
@@ -169,7 +169,7 @@ def test_a_draw_depends_on_seed_sample_and_position_alone():
 
 
 @pytest.mark.parametrize("u", [0.0, 1 - 2.0**-53])
-def test_the_ends_of_the_unit_interval_give_tokens_that_are_possible(u: float, monkeypatch: pytest.MonkeyPatch):
+def test_the_ends_of_the_unit_interval_give_valid_tokens(u: float, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("tapeless.generate.sampler.uniform", lambda *_: u)
     for seed in range(50):
         z = logits_of(seed)
@@ -181,14 +181,14 @@ def test_the_ends_of_the_unit_interval_give_tokens_that_are_possible(u: float, m
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_logit_that_is_no_number_is_an_error(bad: float, temperature: float):
+def test_nonfinite_logits_are_an_error(bad: float, temperature: float):
     z = logits_of(0, rows=2)
     z[1, 4] = bad
     with pytest.raises(NonFiniteError, match=f"token 4 in row 1 is {bad}"):
         sample(z, NO_HISTORY.expand(2, 0), Sampling(temperature=temperature), position=0)
 
 
-def test_nothing_to_draw_from_is_an_error():
+def test_a_row_of_minus_infinity_is_an_error():
     with pytest.raises(NonFiniteError, match="every logit of a row is -inf"):
         probabilities(torch.full((1, 4), -torch.inf), NO_HISTORY, Sampling())
 

@@ -1,4 +1,4 @@
-"""Small models of every family with weights away from their beginning, and the directories they are exported to."""
+"""Small models of every family with random weights, and the directories they are exported to."""
 
 import json
 from pathlib import Path
@@ -34,7 +34,7 @@ def config_of(case: str) -> ModelConfig:
 
 
 def model_of(config: ModelConfig, seed: int = 0) -> Transformer:
-    """Norms not 1, biases not 0: at the beginning many mistakes cannot be seen."""
+    """Norms not 1, biases not 0: initial values would hide mistakes."""
     model = Transformer(config, seed=seed, initialized=False)
     generator = torch.Generator().manual_seed(seed)
     for name, w in model.params.items():
@@ -43,7 +43,7 @@ def model_of(config: ModelConfig, seed: int = 0) -> Transformer:
 
 
 def exported(folder: Path, case: str = "llama", **options: Any) -> tuple[Path, Transformer]:
-    """A directory of that family, and the model that is in it."""
+    """A directory of that family, and the exported model."""
     model = model_of(config_of(case))
     out = folder / case
     export_hugging_face(out, model.config, model.params, TOKENIZER, Generation(), **options)

@@ -1,4 +1,4 @@
-"""The GGUF file, read again by the package `gguf`: names, shapes, order, metadata, tokens. llama.cpp itself: acceptance/."""
+"""The GGUF file read by the package `gguf`: names, shapes, order, metadata, tokens. llama.cpp itself: acceptance/."""
 
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from tapeless.data.tokenizer import ByteTokenizer, Tokenizer
 from tapeless.errors import ConfigError, MissingError
 from tapeless.interop.family import interleave
 from tapeless.interop.generation import Generation
-from tapeless.interop.gguf_export import NEVER, export_gguf, listed, with_mean_row
+from tapeless.interop.gguf_export import UNREACHABLE_MERGE, export_gguf, token_lists, with_mean_row
 
 gguf = pytest.importorskip("gguf")
 
@@ -23,7 +23,7 @@ BPE = train_bpe(["the quick brown fox jumps over the lazy dog, " * 20], 280)
 
 
 def written(folder: Path, config: ModelConfig, tokenizer: Tokenizer = BPE, dtype: str = "float32", **generation: Any):
-    """The model, the file, and what was said of it."""
+    """The model, the file, and the notes."""
     model = model_of(config)
     notes = export_gguf(folder / "x.gguf", config, model.params, tokenizer, Generation(**generation), dtype=dtype)
     assert [path.name for path in folder.iterdir()] == ["x.gguf"]
@@ -94,7 +94,7 @@ def test_qwen3_and_gpt2(tmp_path: Path):
     model, reader, _ = written(tmp_path / "qwen3", config)
     found = tensors(reader)
     assert "output.weight" not in found
-    assert found["blk.0.attn_q.weight"].equal(model.params["blocks.0.attn.wq"])  # this architecture turns halves, as ours
+    assert found["blk.0.attn_q.weight"].equal(model.params["blocks.0.attn.wq"])  # this architecture rotates halves, as we do
     assert found["blk.0.attn_k_norm.weight"].equal(model.params["blocks.0.attn.k_norm.w"])
     assert value(reader, "qwen3.attention.key_length") == 16
 
@@ -119,9 +119,9 @@ def test_narrower_types(dtype: str, kind: str, bound: float, tmp_path: Path):
     assert kinds["output_norm.weight"] == kinds["blk.0.attn_qkv.bias"] == kinds["position_embd.weight"] == "F32"
     up, ours = tensors(reader)["blk.0.ffn_up.weight"], model.params["blocks.0.ffn.w_up"]
     assert 0 < (up - ours).abs().max() / ours.abs().max() < bound
-    if kind == "Q8_0":  # rows of 48 are no whole blocks
+    if kind == "Q8_0":  # rows of 48 are not whole blocks
         assert kinds["blk.0.ffn_down.weight"] == "F16"
-        assert any("2 matrices have rows that are no multiple of 32" in note for note in notes)
+        assert any("2 matrices are float16, since their rows are not a multiple of 32" in note for note in notes)
 
 
 def test_tokens_and_merges(tmp_path: Path):
@@ -138,23 +138,23 @@ def test_tokens_and_merges(tmp_path: Path):
     assert all("".join(merge.split(" ")) in vocab for merge in merges)
 
 
-def test_padding_gives_the_end_a_place(tmp_path: Path):
+def test_eos_takes_an_unused_id(tmp_path: Path):
     model, reader, notes = written(tmp_path, ModelConfig(**SIZES), ByteTokenizer())
     assert value(reader, "tokenizer.ggml.eos_token_id") == 256
     assert tensors(reader)["token_embd.weight"].equal(model.params["embed.w"])  # no row was added
     assert value(reader, "tokenizer.ggml.tokens")[257] == "[unused 257]"
     assert value(reader, "tokenizer.ggml.token_type")[257] == int(gguf.TokenType.UNUSED)
-    assert value(reader, "tokenizer.ggml.merges") == [NEVER]
+    assert value(reader, "tokenizer.ggml.merges") == [UNREACHABLE_MERGE]
     assert any("24 ids of the vocabulary have no token" in note for note in notes)
 
 
-def test_an_end_of_its_own_is_kept():
-    tokens = listed(BPE, Generation(stop=(7,)), 280)
-    assert tokens.end == 7
+def test_an_eos_of_the_model_is_kept():
+    tokens = token_lists(BPE, Generation(eos_ids=(7,)), 280)
+    assert tokens.eos_id == 7
     assert len(tokens.texts) == 280
 
 
-def test_the_row_that_is_added_is_never_the_likeliest():
+def test_the_added_row_is_never_the_most_likely():
     w, h = torch.randn(50, 8), torch.randn(1000, 8)
     logits = h @ with_mean_row(w).t()
     assert logits.argmax(-1).max() < 50
@@ -167,10 +167,10 @@ def test_the_row_that_is_added_is_never_the_likeliest():
         (ModelConfig(**SIZES, ffn="geglu"), BPE, "architecture llama: ffn must be 'swiglu', got 'geglu'"),
         (ModelConfig(**SIZES, qk_norm=True, attn_bias=True), BPE, "architecture qwen3: attn_bias must be False, got True"),
         (ModelConfig(**SIZES, norm="layer"), BPE, "the nearest is LlamaForCausalLM, but there norm must be 'rms', got 'layer'"),
-        (ModelConfig(**SIZES), TOKENIZER, r"llama\.cpp knows byte-level BPE .* \(char, WordLevel, Split\) is another"),
+        (ModelConfig(**SIZES), TOKENIZER, r"supports byte-level BPE .* not this tokenizer \(char, WordLevel, Split\)"),
     ],
 )
-def test_what_llama_cpp_has_not(config: ModelConfig, tokenizer: Tokenizer, says: str, tmp_path: Path):
+def test_what_llama_cpp_does_not_support(config: ModelConfig, tokenizer: Tokenizer, says: str, tmp_path: Path):
     with pytest.raises(ConfigError, match=says):
         export_gguf(tmp_path / "x.gguf", config, model_of(config).params, tokenizer, Generation())
     assert list(tmp_path.iterdir()) == []
@@ -179,7 +179,7 @@ def test_what_llama_cpp_has_not(config: ModelConfig, tokenizer: Tokenizer, says:
 def test_other_refusals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     config = ModelConfig(**SIZES)
     written(tmp_path, config)
-    with pytest.raises(ConfigError, match="is there already"):
+    with pytest.raises(ConfigError, match="already exists"):
         export_gguf(tmp_path / "x.gguf", config, {}, BPE, Generation())
     with pytest.raises(ConfigError, match="has no dtype 'q4_k'"):
         export_gguf(tmp_path / "y.gguf", config, {}, BPE, Generation(), dtype="q4_k")

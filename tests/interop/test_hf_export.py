@@ -1,4 +1,4 @@
-"""What is exported is what transformers loads: the same logits, the same ids, the same bits back."""
+"""transformers loads an export: the same logits, the same token ids, and the same bits back."""
 
 import json
 import warnings
@@ -38,7 +38,7 @@ def test_transformers_computes_the_same_logits(case: str, tmp_path: Path):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_the_way_back_gives_the_same_bits(case: str, tmp_path: Path):
+def test_import_gives_the_same_bits(case: str, tmp_path: Path):
     folder, model = exported(tmp_path, case)
     back = read_model(folder)
     assert (back.family.name, back.config) == (CASES[case][0], model.config)
@@ -64,7 +64,7 @@ def test_shards_hold_the_same_as_one_file(tmp_path: Path):
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_narrower_dtypes_are_rounded_once(dtype: str, tmp_path: Path):
+def test_narrower_dtypes_round_once(dtype: str, tmp_path: Path):
     folder, model = exported(tmp_path, dtype=dtype)
     assert json.loads((folder / "config.json").read_text())["dtype"] == dtype
     back = read_model(folder)
@@ -72,7 +72,7 @@ def test_narrower_dtypes_are_rounded_once(dtype: str, tmp_path: Path):
     assert theirs(folder).dtype == getattr(torch, dtype)
 
 
-def test_float16_refuses_what_it_has_no_number_for(tmp_path: Path):
+def test_float16_refuses_values_outside_its_range(tmp_path: Path):
     model = model_of(config_of("llama"))
     model.params["blocks.1.attn.wq"][2, 3] = 1e6
     with pytest.raises(
@@ -82,14 +82,14 @@ def test_float16_refuses_what_it_has_no_number_for(tmp_path: Path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_old_and_the_new_words_stand_there(tmp_path: Path):
+def test_config_json_has_old_and_new_keys(tmp_path: Path):
     settings = json.loads((exported(tmp_path, "llama-odd")[0] / "config.json").read_text())
     assert settings["dtype"] == settings["torch_dtype"] == "float32"
     assert settings["rope_theta"] == settings["rope_parameters"]["rope_theta"] == 5e5
     assert settings["tie_word_embeddings"] is False
 
 
-def test_biases_that_gpt2_is_never_without_are_zeros(tmp_path: Path):
+def test_gpt2_without_biases_is_exported_with_zeros(tmp_path: Path):
     config = ModelConfig(vocab_size=23, hidden_dim=24, max_seq_len=9, norm="layer", position="learned", ffn="gelu")
     model = model_of(config)
     notes = export_hugging_face(tmp_path / "out", config, model.params, TOKENIZER, Generation())
@@ -101,7 +101,7 @@ def test_biases_that_gpt2_is_never_without_are_zeros(tmp_path: Path):
 def test_their_tokenizer_gives_our_ids(tmp_path: Path):
     transformers = pytest.importorskip("transformers")
     model = model_of(ModelConfig(vocab_size=300, hidden_dim=8, num_layers=1, num_heads=2, intermediate_dim=8))
-    generation = Generation(stop=(10,), begin=33, sampling=Sampling(temperature=0.5, top_k=7))
+    generation = Generation(eos_ids=(10,), bos_id=33, sampling=Sampling(temperature=0.5, top_k=7))
     export_hugging_face(tmp_path / "out", model.config, model.params, ByteTokenizer(), generation)
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
     text = "Ein Öl, 日本 🙂\n\tx"
@@ -109,7 +109,7 @@ def test_their_tokenizer_gives_our_ids(tmp_path: Path):
     assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
     wanted = transformers.GenerationConfig.from_pretrained(tmp_path / "out")
     assert (wanted.eos_token_id, wanted.bos_token_id, wanted.temperature, wanted.top_k) == (10, 33, 0.5, 7)
-    assert wanted.suppress_tokens == list(range(256, 300))  # ids without a token are never drawn there either
+    assert wanted.suppress_tokens == list(range(256, 300))  # ids without a token are never sampled there either
     back = read_model(tmp_path / "out")
     assert back.generation == generation
     assert any("44 ids without a token" in note for note in back.notes)
@@ -133,7 +133,7 @@ def test_their_tokenizer_gives_our_ids(tmp_path: Path):
     ],
     ids=lambda value: " ".join(value) if isinstance(value, dict) else "",
 )
-def test_what_no_family_has_is_refused_with_the_nearest(changes: dict, says: str, tmp_path: Path):
+def test_an_architecture_without_a_family_is_refused(changes: dict, says: str, tmp_path: Path):
     config = ModelConfig(**{"vocab_size": 23, **changes})
     with pytest.raises(ConfigError, match=f"no Hugging Face family has this architecture; {says}"):
         export_hugging_face(tmp_path / "out", config, {}, TOKENIZER, Generation())
@@ -144,13 +144,13 @@ def test_other_refusals(tmp_path: Path):
     with pytest.raises(ConfigError, match="a SimpleLM has no attention"):
         export_hugging_face(tmp_path / "out", SimpleLMConfig(), {}, TOKENIZER, Generation())
     folder, model = exported(tmp_path)
-    with pytest.raises(ConfigError, match="is there already; choose another --out"):
+    with pytest.raises(ConfigError, match="already exists; choose another --out"):
         export_hugging_face(folder, model.config, model.params, TOKENIZER, Generation())
     with pytest.raises(ConfigError, match="has no dtype 'q8_0'"):
         export_hugging_face(tmp_path / "out", model.config, model.params, TOKENIZER, Generation(), dtype="q8_0")
 
 
-def test_what_is_of_training_alone_is_told(tmp_path: Path):
+def test_training_only_settings_give_notes(tmp_path: Path):
     model = model_of(ModelConfig(vocab_size=23, hidden_dim=8, num_layers=1, dropout=0.1, z_loss=1e-4))
     notes = export_hugging_face(tmp_path / "out", model.config, model.params, TOKENIZER, Generation())
     assert [note.split(" =")[0] for note in notes] == ["z_loss", "dropout"]

@@ -1,4 +1,4 @@
-"""What transformers saves is what is read: logits and every gradient; what config.json asks beyond our models is refused."""
+"""Import of what transformers saves: same logits and gradients; unsupported settings in config.json are refused."""
 
 import json
 import shutil
@@ -20,7 +20,7 @@ from tapeless.verify.tolerances import HUGGING_FACE_FLOAT32
 
 
 def saved_by_transformers(folder: Path, case: str, **options: Any) -> Any:
-    """A model of theirs with weights of their own, written by themselves."""
+    """A model with random weights, created and saved by transformers."""
     transformers = pytest.importorskip("transformers")
     cls = getattr(transformers, CASES[case][0])
     torch.manual_seed(3)
@@ -36,7 +36,7 @@ def saved_by_transformers(folder: Path, case: str, **options: Any) -> Any:
     return model
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case != "gpt2-relu2"])  # which drops out
+@pytest.mark.parametrize("case", [case for case in CASES if case != "gpt2-relu2"])  # has dropout
 def test_logits_and_every_gradient_of_what_transformers_saved(case: str, tmp_path: Path):
     theirs = saved_by_transformers(tmp_path / "saved", case)
     ours, data = tapeless.load(tmp_path / "saved"), shifted_batch()
@@ -46,7 +46,7 @@ def test_logits_and_every_gradient_of_what_transformers_saved(case: str, tmp_pat
     loss = ours.forward(data.tokens, data.targets)
     ours.backward()
     assert abs(loss - truth.pop("loss")) < 1e-5
-    grads = FAMILIES[CASES[case][0]].from_hf(ours.config, truth)
+    grads = FAMILIES[CASES[case][0]].from_hf(ours.config, truth.__getitem__)
     assert grads.keys() == ours.grads.keys()
     largest = max(float(dw.norm()) for dw in grads.values())
     for name, dw in grads.items():
@@ -54,7 +54,7 @@ def test_logits_and_every_gradient_of_what_transformers_saved(case: str, tmp_pat
             assert distance(ours.grads[name], dw)[1] < HUGGING_FACE_FLOAT32, name
 
 
-def test_shards_of_theirs(tmp_path: Path):
+def test_shards_written_by_transformers(tmp_path: Path):
     theirs = saved_by_transformers(tmp_path / "saved", "llama", max_shard_size="6KB")
     assert len(list((tmp_path / "saved").glob("*.safetensors"))) > 2
     with torch.no_grad():
@@ -66,7 +66,7 @@ def rewritten(folder: Path, change) -> None:
     save_file(change(load_file(path)), path)
 
 
-def test_a_trunk_without_its_name_and_with_old_constants(tmp_path: Path):
+def test_old_files_without_prefix_and_with_constants(tmp_path: Path):
     """The first GPT-2 files: no `transformer.` before the names, and the causal mask among the weights."""
     folder, model = exported(tmp_path, "gpt2")
     mask = {f"h.{i}.attn.bias": torch.ones(1, 1, 9, 9, dtype=torch.bool) for i in range(2)}
@@ -76,7 +76,7 @@ def test_a_trunk_without_its_name_and_with_old_constants(tmp_path: Path):
     assert any("2 tensors are constants of the code, such as transformer.h.0.attn.bias" in note for note in found.notes)
 
 
-def test_a_tied_head_may_come_along_if_it_is_the_embedding(tmp_path: Path):
+def test_a_tied_head_may_be_present_if_it_is_the_embedding(tmp_path: Path):
     folder, model = exported(tmp_path, "llama-tied-biases")
     rewritten(folder, lambda old: {**old, "lm_head.weight": old["model.embed_tokens.weight"].clone()})
     assert read_model(folder).params.keys() == model.params.keys()
@@ -85,30 +85,30 @@ def test_a_tied_head_may_come_along_if_it_is_the_embedding(tmp_path: Path):
         read_model(folder)
 
 
-def test_a_head_that_is_missing(tmp_path: Path):
+def test_a_missing_head(tmp_path: Path):
     folder, _ = exported(tmp_path)
     rewritten(folder, lambda old: {name: w for name, w in old.items() if name != "lm_head.weight"})
     with pytest.raises(InputError, match=r"lm_head\.weight \(23, 24\) is missing, and tie_word_embeddings is not true"):
         read_model(folder)
 
 
-def test_ids_outside_of_the_vocabulary_are_told_and_left_out(tmp_path: Path):
+def test_ids_outside_the_vocabulary_are_ignored_with_a_note(tmp_path: Path):
     folder, _ = exported(tmp_path)
     change_json(folder / "generation_config.json", eos_token_id=[3, 50256], bos_token_id="x", temperature=-1)
     found = read_model(folder)
-    assert found.generation.stop == (3,)
-    assert found.generation.begin is None
+    assert found.generation.eos_ids == (3,)
+    assert found.generation.bos_id is None
     assert [note.split(" ")[0] for note in found.notes] == ["eos_token_id", "bos_token_id", "the"]
 
 
-def test_old_files_keep_the_ids_in_config_json(tmp_path: Path):
+def test_old_files_have_the_ids_in_config_json(tmp_path: Path):
     folder, _ = exported(tmp_path)
     (folder / "generation_config.json").unlink()
     change_json(folder / "config.json", eos_token_id=5)
-    assert read_model(folder).generation.stop == (5,)
+    assert read_model(folder).generation.eos_ids == (5,)
 
 
-def test_the_words_of_transformers_4(tmp_path: Path):
+def test_keys_of_transformers_4(tmp_path: Path):
     folder, model = exported(tmp_path, "llama-odd")
     settings = json.loads((folder / "config.json").read_text())
     del settings["rope_parameters"], settings["dtype"]
@@ -119,10 +119,10 @@ def test_the_words_of_transformers_4(tmp_path: Path):
 LLAMA_REFUSED: list[tuple[dict[str, Any], str]] = [
     (
         {"architectures": ["MistralForCausalLM"]},
-        r"unknown architecture 'MistralForCausalLM'; supported: GPT2LMHeadModel, Llama",
+        r"'MistralForCausalLM'.*; expected a list with one of GPT2LMHeadModel, Llama",
     ),
-    ({"architectures": []}, "architectures must name one class"),
-    ({"architectures": None}, "architectures must name one class"),
+    ({"architectures": []}, "expected a list with one of"),
+    ({"architectures": None}, "expected a list with one of"),
     ({"auto_map": {"AutoModel": "evil.py"}}, "auto_map asks to run code"),
     ({"quantization_config": {"bits": 4}}, "quantization_config means that the weights are quantized"),
     ({"rope_parameters": {"rope_type": "llama3", "rope_theta": 1e4}}, "only rope_type 'default' is supported"),
@@ -140,7 +140,7 @@ LLAMA_REFUSED: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("changes", "says"), LLAMA_REFUSED, ids=lambda value: str(value)[:40])
-def test_what_our_models_are_not_is_refused(changes: dict[str, Any], says: str, tmp_path: Path):
+def test_unsupported_settings_are_refused(changes: dict[str, Any], says: str, tmp_path: Path):
     folder, _ = exported(tmp_path)
     change_json(folder / "config.json", **changes)
     with pytest.raises((InputError, ConfigError), match=says):
@@ -156,7 +156,7 @@ def test_what_our_models_are_not_is_refused(changes: dict[str, Any], says: str, 
     ],
     ids=lambda value: str(value)[:40],
 )
-def test_what_a_gpt2_of_ours_is_not(changes: dict[str, Any], says: str, tmp_path: Path):
+def test_unsupported_settings_of_gpt2(changes: dict[str, Any], says: str, tmp_path: Path):
     folder, _ = exported(tmp_path, "gpt2")
     change_json(folder / "config.json", **changes)
     with pytest.raises((InputError, ConfigError), match=says):
@@ -164,7 +164,7 @@ def test_what_a_gpt2_of_ours_is_not(changes: dict[str, Any], says: str, tmp_path
 
 
 def test_defaults_of_their_classes(tmp_path: Path):
-    """A key that is absent has the value that their class gives it."""
+    """An absent key has the default of their class."""
     folder, _ = exported(tmp_path)
     settings = json.loads((folder / "config.json").read_text())
     for key in ("rms_norm_eps", "attention_bias", "mlp_bias", "hidden_act", "tie_word_embeddings", "head_dim"):
@@ -178,7 +178,7 @@ def test_defaults_of_their_classes(tmp_path: Path):
         read_model(folder)
 
 
-def test_dropout_is_told(tmp_path: Path):
+def test_dropout_gives_a_note(tmp_path: Path):
     folder, _ = exported(tmp_path, "gpt2-relu2")
     assert read_model(folder).config.dropout == 0.1
     change_json(folder / "config.json", embd_pdrop=0.2, attn_pdrop=0.3)
@@ -193,7 +193,7 @@ def test_a_directory_without_a_tokenizer(tmp_path: Path):
     assert read_model(folder).tokenizer is None
 
 
-def test_load_takes_it_too(tmp_path: Path):
+def test_load_accepts_a_directory(tmp_path: Path):
     folder, model = exported(tmp_path, "qwen3")
     assert tapeless.load(folder).store.flat.equal(model.store.flat)
     shutil.rmtree(folder)

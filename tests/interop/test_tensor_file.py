@@ -1,4 +1,4 @@
-"""A safetensors file whose header lies is refused before anything of the size it claims is made."""
+"""A safetensors file with an invalid header is refused before memory is allocated."""
 
 import json
 import tracemalloc
@@ -46,38 +46,38 @@ def test_a_tensor_on_an_odd_byte(tmp_path: Path):
     file.close()
 
 
-LIES: dict[str, tuple[Callable[[Path], None], str]] = {
+INVALID: dict[str, tuple[Callable[[Path], None], str]] = {
     "empty": (lambda f: (f / "x.safetensors").write_bytes(b""), "truncated: 0 bytes"),
     "seven bytes": (lambda f: (f / "x.safetensors").write_bytes(b"\1" * 7), "truncated: 7 bytes"),
-    "header beyond the file": (lambda f: write(f, {}, b"", 2**63 - 1), "truncated: 10 bytes, but its header alone would be"),
+    "header beyond the file": (lambda f: write(f, {}, b"", 2**63 - 1), "truncated: 10 bytes, but its header is"),
     "no json": (lambda f: write(f, b"{]", b""), "not JSON"),
     "a list": (lambda f: write(f, [], b""), "expected a JSON object"),
-    "a name twice": (lambda f: write(f, b'{"a": {}, "a": {}}', b""), "'a' stands there twice"),
-    "truncated": (lambda f: write(f, {"a": entry()}, b"\0" * 7), "truncated: .* bytes, its header tells of"),
+    "a name twice": (lambda f: write(f, b'{"a": {}, "a": {}}', b""), "'a' occurs twice"),
+    "truncated": (lambda f: write(f, {"a": entry()}, b"\0" * 7), "truncated: .* bytes, .* according to its header"),
     "bytes behind": (lambda f: write(f, {"a": entry()}, b"\0" * 9), "longer than its tensors"),
     "overlap": (lambda f: write(f, {"a": entry(), "b": entry(offsets=(4, 12))}, b"\0" * 12), "'b' overlaps 'a'"),
     "the same place": (lambda f: write(f, {"a": entry(), "b": entry()}, b"\0" * 8), "'b' overlaps 'a'"),
-    "gap": (lambda f: write(f, {"a": entry(), "b": entry(offsets=(12, 20))}, b"\0" * 20), "'b' leaves a gap behind 'a'"),
+    "gap": (lambda f: write(f, {"a": entry(), "b": entry(offsets=(12, 20))}, b"\0" * 20), "'b' leaves a gap after 'a'"),
     "backwards": (lambda f: write(f, {"a": entry("I8", (2,), (8, 0))}, b"\0" * 8), "'a' leaves a gap"),
     "a shape of another size": (
         lambda f: write(f, {"a": entry(shape=(3,))}, b"\0" * 8),
-        r"F32 \[3\] is 12 bytes, but .* hold 8",
+        r"F32 \[3\] is 12 bytes, but .* are 8",
     ),
     "a shape beyond memory": (lambda f: write(f, {"a": entry(shape=(2**62, 2**62))}, b"\0" * 8), "bytes, but its data_offsets"),
     "offsets beyond memory": (lambda f: write(f, {"a": entry("I8", (2**62,), (0, 2**62))}, b"\0" * 8), "truncated"),
-    "negative": (lambda f: write(f, {"a": entry(shape=(-2, -1))}, b"\0" * 8), "make no sense"),
-    "floats": (lambda f: write(f, {"a": entry(shape=(2.0,))}, b"\0" * 8), "make no sense"),
-    "truths": (lambda f: write(f, {"a": entry(shape=(True, 2))}, b"\0" * 8), "make no sense"),
-    "many axes": (lambda f: write(f, {"a": entry(shape=(1,) * 9)}, b"\0" * 8), "make no sense"),
-    "three offsets": (lambda f: write(f, {"a": entry(offsets=(0, 4, 8))}, b"\0" * 8), "make no sense"),
+    "negative": (lambda f: write(f, {"a": entry(shape=(-2, -1))}, b"\0" * 8), "invalid dtype, shape or data_offsets"),
+    "floats": (lambda f: write(f, {"a": entry(shape=(2.0,))}, b"\0" * 8), "invalid dtype, shape or data_offsets"),
+    "truths": (lambda f: write(f, {"a": entry(shape=(True, 2))}, b"\0" * 8), "invalid dtype, shape or data_offsets"),
+    "many axes": (lambda f: write(f, {"a": entry(shape=(1,) * 9)}, b"\0" * 8), "invalid dtype, shape or data_offsets"),
+    "three offsets": (lambda f: write(f, {"a": entry(offsets=(0, 4, 8))}, b"\0" * 8), "invalid dtype, shape or data_offsets"),
     "no dtype": (lambda f: write(f, {"a": {"shape": [2], "data_offsets": [0, 8]}}, b"\0" * 8), "must have dtype, shape"),
     "a number": (lambda f: write(f, {"a": 3}, b"\0" * 8), "must have dtype, shape"),
 }
 
 
-@pytest.mark.parametrize("lie", LIES)
-def test_lies_are_found_before_memory_is_taken(lie: str, tmp_path: Path):
-    make, says = LIES[lie]
+@pytest.mark.parametrize("case", INVALID)
+def test_invalid_headers_are_refused_before_memory_is_allocated(case: str, tmp_path: Path):
+    make, says = INVALID[case]
     make(tmp_path)
     tracemalloc.start()
     with pytest.raises(UntrustedFileError, match=says):
@@ -86,7 +86,7 @@ def test_lies_are_found_before_memory_is_taken(lie: str, tmp_path: Path):
     tracemalloc.stop()
 
 
-def test_a_header_too_long_is_not_read(tmp_path: Path):
+def test_an_oversized_header_is_not_read(tmp_path: Path):
     with open(tmp_path / "x.safetensors", "wb") as file:
         file.write((1 << 30).to_bytes(8, "little"))
         file.truncate(1 << 31)
@@ -95,12 +95,12 @@ def test_a_header_too_long_is_not_read(tmp_path: Path):
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
-def test_what_is_not_a_number_is_reported_with_its_place(value: float, tmp_path: Path):
+def test_nonfinite_values_are_reported_with_their_index(value: float, tmp_path: Path):
     bad = A.clone()
     bad[1, 2] = value
     save_file({"a": bad}, tmp_path / "x.safetensors")
     file = TensorFile(tmp_path, "x.safetensors")
-    with pytest.raises(UntrustedFileError, match=r"a \(2, 3\) holds 1 values that are not finite, the first at \[1, 2\]"):
+    with pytest.raises(UntrustedFileError, match=r"a \(2, 3\) has 1 values that are not finite, the first at \[1, 2\]"):
         file.read("a")
     file.close()
 
@@ -113,9 +113,9 @@ def test_a_double_too_large_for_float32(tmp_path: Path):
     file.close()
 
 
-def test_other_dtypes_are_refused_when_they_are_asked_for(tmp_path: Path):
+def test_other_dtypes_are_refused_when_read(tmp_path: Path):
     save_file({"a": torch.ones(2, dtype=torch.int64)}, tmp_path / "x.safetensors")
     file = TensorFile(tmp_path, "x.safetensors")
-    with pytest.raises(UntrustedFileError, match="a is 'I64'; weights are one of F64, F32, F16, BF16"):
+    with pytest.raises(UntrustedFileError, match="a is 'I64'; weights must be one of F64, F32, F16, BF16"):
         file.read("a")
     file.close()

@@ -1,4 +1,4 @@
-"""lm-eval itself asks the model of a run, and gets what its own model of transformers answers of the exported run."""
+"""lm-eval with the model of a run gives the results of its own model for transformers with the exported run."""
 
 import contextlib
 import io
@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("lm_eval", reason="the package lm_eval is not installed; acceptance/lm_eval_task.py says how to judge")
+pytest.importorskip("lm_eval", reason="the package lm_eval is not installed; see acceptance/lm_eval_task.py")
 
 from lm_eval.api.instance import Instance
 from lm_eval.api.registry import get_model
@@ -50,8 +50,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def theirs(run: Path) -> Any:
-    """The exported run under lm-eval's own model. It cannot do without a token that ends a text, so it is given one that the
-    text does not have."""
+    """The exported run under lm-eval's own model. It requires an eos token, so it gets one that the
+    text does not contain."""
     pytest.importorskip("accelerate", reason="lm-eval's model of transformers needs the package accelerate")
     command("export", run, "--to", "hf", "--out", run.parent / "hf")
     described = run.parent / "hf" / "tokenizer_config.json"
@@ -91,17 +91,17 @@ def test_whole_texts_score_as_under_transformers(run: Path, theirs: Any, batch_s
     assert found == pytest.approx(expected, rel=1e-5, abs=1e-4)
 
 
-def test_a_context_of_spaces_is_no_context(run: Path):
+def test_a_context_of_spaces_is_empty(run: Path):
     lm = TapelessLM(run)
     spaces, none = lm.loglikelihood(asked("loglikelihood", ("  ", "every line"), ("", "  every line")), disable_tqdm=True)
     assert spaces == none
 
 
 def test_an_answer_that_merges_into_its_question_is_refused(run: Path):
-    """Scored, it would be certain: lm-eval takes its tokens from behind as many as the question has alone."""
+    """It would score as certain: lm-eval takes the tokens after as many as the question has alone."""
     lm = TapelessLM(run)
     assert len(lm.tok_encode("one judg" + "e")) <= len(lm.tok_encode("one judg"))
-    with pytest.raises(InputError, match="'e' has no token of its own behind 'one judg'"):
+    with pytest.raises(InputError, match="'e' has no token of its own after 'one judg'"):
         lm.loglikelihood(asked("loglikelihood", ("one judg", "e")), disable_tqdm=True)
     assert lm.loglikelihood(asked("loglikelihood", ("one judge", "")), disable_tqdm=True) == [(0.0, True)]
 
@@ -126,7 +126,7 @@ def test_windows_are_those_of_the_harness(length: int):
         assert [tuple(window) for window in windows([0], text, length)] == expected
 
 
-def test_a_drawn_text_depends_on_its_place_alone(run: Path):
+def test_a_sampled_text_depends_on_its_index_only(run: Path):
     drawn = {"do_sample": True, "temperature": 0.9, "top_k": 40, "max_gen_toks": 10, "until": []}
     requests = asked("generate_until", *(("every forward", drawn) for _ in range(4)))
     one, many = (TapelessLM(run, batch_size=size).generate_until(requests, disable_tqdm=True) for size in (1, 4))
@@ -150,7 +150,7 @@ def test_more_new_tokens_than_the_window_slide_it(run: Path):
     assert len(TapelessLM(run).data.tokenizer.encode(text)) > 24
 
 
-def test_which_weights_are_asked_is_chosen(run: Path):
+def test_checkpoint_and_weights(run: Path):
     request = asked("loglikelihood", PAIRS[0])
     chosen = [{}, {"checkpoint": 30}, {"weights": "ema"}, {"max_length": 3}]
     assert len({TapelessLM(run, **each).loglikelihood(request, disable_tqdm=True)[0] for each in chosen}) == 4
@@ -168,7 +168,7 @@ def test_which_weights_are_asked_is_chosen(run: Path):
         ({"device": "nowhere"}, ConfigError, "device 'nowhere' cannot be used here"),
     ],
 )
-def test_what_cannot_be_is_refused(run: Path, arguments: dict[str, Any], error: type[Exception], says: str):
+def test_invalid_arguments_are_refused(run: Path, arguments: dict[str, Any], error: type[Exception], says: str):
     with pytest.raises(error, match=says):
         TapelessLM(run, **arguments)
 
@@ -182,7 +182,7 @@ def test_characters_without_a_line_end_need_a_prefix(run: Path, tmp_path: Path):
     (tmp_path / "text.txt").write_text("abcabdab" * 100)
     flags = [*shlex.split(SMALL), "--tokenizer", "char", "--vocab-size", "4", "--max-steps", "1"]
     command("train", "new", "--dataset-path", tmp_path / "text.txt", "--out-dir", tmp_path / "run", *flags)
-    with pytest.raises(InputError, match="name one: prefix_token_id=N"):
+    with pytest.raises(InputError, match="pass prefix_token_id=N"):
         TapelessLM(tmp_path / "run")
     (found,) = TapelessLM(tmp_path / "run", prefix_token_id=0).loglikelihood_rolling(asked("x", ("abc",)), disable_tqdm=True)
     assert -15 < found < 0

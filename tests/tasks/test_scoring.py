@@ -1,4 +1,4 @@
-"""Scores are sums of log-probabilities, each token once, whatever shares a batch and however long the text is."""
+"""Scores are sums of log-probabilities, each token once, for any batch and any length."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ SHAPE = {"vocab_size": 31, "hidden_dim": 24, "num_layers": 2, "num_heads": 4, "i
 
 @pytest.fixture(scope="module")
 def model() -> Transformer:
-    """Larger weights: logits that lie apart."""
+    """Larger weights: well separated logits."""
     made = Transformer(ModelConfig(**SHAPE), seed=1)
     for w in made.params.values():
         w *= 3
@@ -41,7 +41,7 @@ def by_definition(model: Transformer, context: list[int], continuation: list[int
     return total
 
 
-def test_windows_as_the_file_says():
+def test_windows_of_the_module_docstring():
     c, t = [100], list(range(1, 11))
     assert list(windows(c, t, 4)) == [
         Window([100, 1, 2, 3], [1, 2, 3, 4]),
@@ -81,7 +81,7 @@ def test_neither_order_nor_batch_changes_a_score(model: Transformer):
     assert [one.logprob for one in turned] == pytest.approx([one.logprob for one in alone], rel=1e-5)
 
 
-def test_greedy_is_every_token_the_likeliest(model: Transformer):
+def test_greedy_means_every_token_is_the_most_likely(model: Transformer):
     context, likely = draw(3, 5), []
     for _ in range(4):
         likely.append(int(model.logits(torch.tensor([context + likely]))[0, -1].argmax()))
@@ -91,12 +91,12 @@ def test_greedy_is_every_token_the_likeliest(model: Transformer):
         assert not score(model, [(context, other)], length=LENGTH, batch_size=1)[0].greedy
 
 
-def test_nothing_is_certain(model: Transformer):
+def test_an_empty_continuation_scores_zero(model: Transformer):
     assert score(model, [([1], []), ([1], [2])], length=LENGTH, batch_size=2)[0] == Score(0.0, True)
     assert score(model, [], length=LENGTH, batch_size=2) == []
 
 
-def test_batches_go_by_where_they_are_tracked(model: Transformer):
+def test_track_sees_the_batches(model: Transformer):
     sizes: list[int] = []
 
     def watch(batches: list[list[int]]) -> list[list[int]]:

@@ -1,4 +1,4 @@
-"""A text ends in front of its first stop string, however tokens and characters cut it."""
+"""A text ends before its first stop string, however tokens and characters split it."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from tapeless.tasks.stops import UntilText
 
 
 def pushed(text: str, until: list[str]) -> tuple[int | None, str]:
-    """After how many bytes it was seen, and what is left."""
+    """The number of bytes until the stop was found, and the remaining text."""
     growing = UntilText(ByteTokenizer(), until)
     for count, byte in enumerate(text.encode(), 1):
         if growing.push(byte):
@@ -32,7 +32,7 @@ def test_the_first_stop_ends_the_text(text: str, until: list[str], seen: int | N
     assert pushed(text, until) == (seen, left)
 
 
-def test_a_token_may_hold_more_than_the_stop():
+def test_a_token_may_contain_more_than_the_stop():
     class Words(ByteTokenizer):
         def __init__(self) -> None:
             super().__init__()
@@ -54,7 +54,7 @@ def test_the_earliest_of_several_stops_counts():
     assert growing.finish() == "a"
 
 
-def test_half_a_character_is_shown_as_such():
+def test_half_a_character_is_a_replacement_character():
     growing = UntilText(ByteTokenizer(), ["."])
     assert not growing.push("ß".encode()[0])
     assert growing.finish() == "\ufffd"

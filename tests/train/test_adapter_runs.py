@@ -30,7 +30,7 @@ USUAL = ["--batch-size", "2", "--lr", "0.05", "--no-verify", "--sample-tokens", 
 @pytest.fixture
 def base(tmp_path: Path) -> Path:
     (tmp_path / "text.txt").write_text(TEXT)
-    wanted = Generation(stop=(10,))
+    wanted = Generation((10,))
     return write_run(tmp_path / "base", SHAPE, Transformer(SHAPE, seed=3).params, ByteTokenizer(), wanted, []).path
 
 

@@ -19,7 +19,7 @@ from tapeless.train.run_dir import RunDir
 from tapeless.train.runs import load, resume_config
 
 SHAPE = ModelConfig(vocab_size=260, hidden_dim=16, num_layers=1, num_heads=2, intermediate_dim=8, max_seq_len=2000)
-WANTED = Generation(stop=(10,), sampling=Sampling(top_k=5))
+WANTED = Generation((10,), sampling=Sampling(top_k=5))
 
 
 @pytest.fixture

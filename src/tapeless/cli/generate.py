@@ -53,9 +53,9 @@ def run(args: argparse.Namespace) -> int:
         prompt,
         max_tokens=args.max_tokens,
         num_samples=args.num_samples,
-        sampling=Sampling(**{**wanted.given(), **given(args, "sampling")}),
+        sampling=Sampling(**{**wanted.non_default(), **given(args, "sampling")}),
         vocab_size=tokenizer.vocab_size,
-        stop=wanted.stop,
+        stop=wanted.eos_ids,
         on_token=None if stream is None else lambda _, token: print(stream.push(token), end="", flush=True),
         on_warning=late.append if stream is not None else warn,
     )

@@ -1,1 +1,1 @@
-"""From logits to text: how a token is drawn, and the loop that draws one after the other."""
+"""Text generation: the sampler and the loop around it."""

@@ -1,9 +1,9 @@
-"""The loop of generation: one forward a token, all samples as one batch.
+"""The generation loop: one forward per token, all samples in one batch.
 
-A model with a kv_cache reads each token once. Past max_seq_len the window slides by half its length at a time: the cache is
-thrown away and the last half window read again, which costs one more token per token on average, where sliding by one would
-cost a whole window per token. Where the window begins depends on the position alone, so text generated in two goes is the
-text generated in one.
+A model with a kv_cache processes each token once. Beyond max_seq_len the window slides by half its length at a time: the cache
+is cleared and the last half window processed again, which costs one more token per token on average; sliding by one would cost
+a whole window per token. The start of the window depends only on the position, so text generated in two calls equals text
+generated in one.
 A model without attention (SimpleLM) has no max_seq_len and no kv_cache: its window is the last token.
 Tested by: tests/generate/test_engine.py."""
 
@@ -19,7 +19,7 @@ from tapeless.generate.sampler import sample
 
 
 class LanguageModel(Protocol):
-    """What generation asks of a model. `kv_cache(batch_size, capacity)` is used where there is one."""
+    """What generation needs of a model. `kv_cache(batch_size, capacity)` is used if the model has it."""
 
     config: Any
     device: torch.device
@@ -28,7 +28,7 @@ class LanguageModel(Protocol):
 
 
 class _Reader:
-    """Logits behind each position of a growing batch of texts, reading as little as possible again."""
+    """Logits after each position of a growing batch of texts; only tokens that are not in the cache are processed."""
 
     def __init__(self, model: LanguageModel, batch_size: int, longest: int, on_warning: Callable[[str], None] | None):
         self.model, self.on_warning = model, on_warning
@@ -45,7 +45,7 @@ class _Reader:
         start = window_start(tokens.shape[1], self.window)
         if start and self.limit and self.on_warning:
             self.on_warning(
-                f"the text is longer than max_seq_len = {self.limit}: the window slides, and the model sees the last "
+                f"the text is longer than max_seq_len = {self.limit}: the window slides, so the model sees the last "
                 f"{self.window - window_hop(self.window) + 1} to {self.window} tokens"
             )
             self.on_warning = None
@@ -62,7 +62,7 @@ def window_hop(window: int) -> int:
 
 
 def window_start(length: int, window: int) -> int:
-    """Where the window behind a text of this length begins: 0, then multiples of half a window."""
+    """The start of the window for a text of this length: 0, then multiples of half a window."""
     hop = window_hop(window)
     return max(0, -(-(length - window) // hop) * hop)
 
@@ -80,7 +80,7 @@ def generate(
     on_token: Callable[[int, int], None] | None = None,
     on_warning: Callable[[str], None] | None = None,
 ) -> list[list[int]]:
-    """The new tokens of each sample of one prompt, without it; on_token and the other arguments as for generate_each."""
+    """The new tokens of each sample of one prompt, without the prompt; the arguments are those of generate_each."""
     require(num_samples >= 1, "num_samples", "at least 1", num_samples)
     return generate_each(
         model,
@@ -107,18 +107,18 @@ def generate_each(
     on_token: Callable[[int, int], bool | None] | None = None,
     on_warning: Callable[[str], None] | None = None,
 ) -> list[list[int]]:
-    """The new tokens behind each of several prompts of one length, without the prompts.
+    """The new tokens after each of several prompts of equal length, without the prompts.
 
-    sampling: by default the model's own distribution. first_sample: the index of the first sample; sample i is the same
-    whichever others are drawn beside it. vocab_size: only ids below it are drawn, for a model with more ids than its
-    tokenizer. stop: ids that end a sample; they are neither returned nor reported. on_token(sample index, id): called as
-    each is drawn; True ends the sample behind it. on_warning: told once when the window slides."""
+    sampling: by default the model's own distribution. first_sample: the index of the first sample; sample i does not depend on
+    the other samples of the batch. vocab_size: only ids below it are sampled, for a model with more ids than its tokenizer.
+    stop: ids that end a sample; they are neither returned nor passed to on_token. on_token(sample index, id): called for each
+    new token; returning True ends the sample after it. on_warning: called once when the window slides."""
     sampling = sampling or Sampling()
     if len({len(prompt) for prompt in prompts}) > 1:
-        raise InputError("prompts that are continued together have one length; group them by it")
+        raise InputError("prompts of one batch must have equal length; group them by length")
     prompt = torch.tensor([list(prompt) for prompt in prompts], dtype=torch.int64, device=model.device)  # (B, n)
     if prompt.numel() == 0:
-        raise InputError("the prompt is empty; generation continues at least one token")
+        raise InputError("the prompt is empty; generation needs at least one token")
     require(max_tokens >= 0, "max_tokens", "0 or more", max_tokens)
     V = model.config.vocab_size if vocab_size is None else vocab_size
     require(1 <= V <= model.config.vocab_size, "vocab_size", f"between 1 and the model's {model.config.vocab_size}", V)
@@ -134,8 +134,8 @@ def generate_each(
         logits = reader.logits(so_far)  # (B, V)
         if model.config.vocab_size > V:
             logits = logits.index_fill(-1, torch.arange(V, model.config.vocab_size, device=model.device), -torch.inf)
-        text[:, position] = drawn = sample(logits, so_far, sampling, position=position, first_sample=first_sample)
-        for row, token in enumerate(drawn.tolist()):
+        text[:, position] = sampled = sample(logits, so_far, sampling, position=position, first_sample=first_sample)
+        for row, token in enumerate(sampled.tolist()):
             if token in stop:
                 running.discard(row)
             elif row in running:

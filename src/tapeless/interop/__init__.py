@@ -1,1 +1,1 @@
-"""Other people's formats: names and tensors to and from them."""
+"""External formats: Hugging Face in and out, GGUF out."""

@@ -5,7 +5,7 @@ refused with the reason; a config.json that asks for something our models do not
 Settings that matter in training only (dropout in a Llama, z-loss) do not change the function, so they give a note instead.
 Tested by: tests/interop/test_families.py, tests/interop/test_family.py, tests/model/test_against_hf.py."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, ClassVar, NamedTuple
 
@@ -63,6 +63,7 @@ class Family:
     model_type: ClassVar[str]  # in config.json
     gguf_architecture: ClassVar[str]
     fixed: ClassVar[Mapping[str, Any]]  # fields of ModelConfig that must have this value
+    divisible: ClassVar[bool] = True  # whether hidden_dim must be divisible by num_heads
     always_on: ClassVar[tuple[str, ...]] = ()  # biases that their class always has; a model without them is exported with zeros
     activation_key: ClassVar[str]
     activations: ClassVar[Mapping[str, str]]  # our ffn -> their name; the first is the default of their class
@@ -83,20 +84,8 @@ class Family:
         found = _differences(self.fixed, config)
         if config.ffn not in self.activations:
             found.append(f"ffn must be {' or '.join(map(repr, self.activations))}, got {config.ffn!r}")
-        return found
-
-    def block_misfits(self, config: ModelConfig) -> list[str]:
-        """The first block with other sublayers than the family's; apart from misfits, since it goes through all layers."""
-        return [
-            f"block {i} must have the sublayers {', '.join(self.sublayers)}, got {', '.join(found)}"
-            for i, found in block_sublayers(spec.name for spec in transformer_specs(config)).items()
-            if found != self.sublayers
-        ][:1]
-
-    @property
-    def sublayers(self) -> tuple[str, ...]:
-        """The sublayers of a block that the table has tensors for."""
-        (found,) = block_sublayers(name for row in self.tensors for name in row.params).values()
+        if self.divisible and config.hidden_dim % config.num_heads:
+            found.append(f"hidden_dim {config.hidden_dim} must be divisible by num_heads {config.num_heads}")
         return found
 
     def gguf_misfits(self, config: ModelConfig) -> list[str]:
@@ -167,8 +156,7 @@ class Family:
 
     def rows(self, config: ModelConfig) -> tuple[dict[str, ParamSpec], list[Row]]:
         """The model's parameters, and the rows of all layers that hold them. Every parameter must have a row."""
-        specs = {spec.name: spec for spec in transformer_specs(config)}
-        rows = {}
+        specs, rows = param_specs(config), {}
         for row in self.tensors:
             for weight in ("weight", "bias"):
                 for i in range(config.num_layers):
@@ -188,13 +176,13 @@ class Family:
             result[row.hf] = stacked.t().contiguous() if row.transposed else stacked
         return result
 
-    def from_hf(self, config: ModelConfig, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Their tensors under our names and in our layout. Each is accessed once, so that a file can be read as it goes."""
+    def from_hf(self, config: ModelConfig, read: Callable[[str], Tensor]) -> dict[str, Tensor]:
+        """Their tensors under our names and in our layout. read: returns a tensor by its name, called once for each."""
         specs, rows = self.rows(config)
         result = {}
         for row in rows:
-            stacked = tensors[row.hf].t() if row.transposed else tensors[row.hf]
-            parts = stacked.split([specs[name].shape[0] for name in row.params])
+            stacked = read(row.hf)
+            parts = (stacked.t() if row.transposed else stacked).split([specs[name].shape[0] for name in row.params])
             result.update({name: part.contiguous() for name, part in zip(row.params, parts, strict=True)})
         return result
 
@@ -233,14 +221,13 @@ class Family:
         return {f"{prefix}{name}" if bare else name: name for name in names}
 
 
-def block_sublayers(params: Iterable[str]) -> dict[str, tuple[str, ...]]:
-    """The sublayers of each block, from its parameters' names: blocks.3.attn.wq and blocks.3.attn_norm.w are of attn."""
-    found: dict[str, dict[str, None]] = {}
-    for name in params:
-        if name.startswith("blocks."):
-            _, i, sublayer, *_ = name.split(".")
-            found.setdefault(i, {})[sublayer.removesuffix("_norm")] = None
-    return {i: tuple(names) for i, names in found.items()}
+def param_specs(config: ModelConfig) -> dict[str, ParamSpec]:
+    return {spec.name: spec for spec in transformer_specs(config)}
+
+
+def sublayer_of(param: str) -> str | None:
+    """blocks.3.attn.wq and blocks.3.attn_norm.w belong to attn; embed.w to no sublayer."""
+    return param.split(".")[2].removesuffix("_norm") if param.startswith("blocks.") else None
 
 
 def interleave(w: Tensor, num_heads: int) -> Tensor:  # (H*D, ...) both

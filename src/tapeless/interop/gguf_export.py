@@ -1,10 +1,9 @@
-"""A model as a GGUF file, for llama.cpp and what is built on it; written by the package `gguf`, which comes from there.
+"""Export to a GGUF file for llama.cpp and what is built on it, written with its own package `gguf`.
 
-Three things are theirs and not ours. The architecture `llama` turns neighbouring features of a head, ours turn halves: rows of
-wq and wk are put in that order (qwen3 turns halves, as ours). A token list without an end is given one by the reader, the id
-11, whatever that is: so an end is always named, an id that no text has where the tokenizer has none. And the reader splits
-text by a pattern it knows by name, so the tokenizer must be one of ours: byte-level with GPT-2's pattern.
-Vectors stay float32, as do learned positions.
+- A reader assigns an end-of-text token to a file that does not name one: the id 11, whatever it is. So one is always named: the
+  model's, or an id without a token, or a new id.
+- The reader splits text by a pattern it knows by name, so the tokenizer must be byte-level with GPT-2's pattern.
+- Vectors and learned positions stay float32.
 Tested by: tests/interop/test_gguf_export.py, acceptance/gguf_files.py."""
 
 from collections.abc import Mapping
@@ -23,22 +22,22 @@ from tapeless.errors import ConfigError
 from tapeless.interop.families import family_of
 from tapeless.interop.family import GGUF_COMMON, Family
 from tapeless.interop.generation import Generation
-from tapeless.interop.hf_export import filled
+from tapeless.interop.hf_export import zero_filled
 
 TYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "q8_0": "Q8_0"}
 FILE_TYPES = {"float32": "ALL_F32", "float16": "MOSTLY_F16", "bfloat16": "MOSTLY_BF16", "q8_0": "MOSTLY_Q8_0"}
-BLOCK = 32  # numbers in a block of Q8_0, which lies within a row
-NEVER = "ĀĀ Ā"  # a merge whose first half never comes about: a list of merges may not be empty
-END = "<|endoftext|>"
+BLOCK = 32  # elements that share a scale in Q8_0; rows are split into blocks
+UNREACHABLE_MERGE = "ĀĀ Ā"  # no merge produces its first half; the list of merges must not be empty
+EOS_TEXT = "<|endoftext|>"
 
 
 class Tokens(NamedTuple):
-    """The tokenizer as GGUF lists it, as long as the model's vocabulary."""
+    """The tokenizer's lists in GGUF, as long as the model's vocabulary."""
 
     texts: list[str]
     kinds: list[str]
     merges: list[str]
-    end: int
+    eos_id: int
 
 
 def export_gguf(
@@ -50,7 +49,7 @@ def export_gguf(
     *,
     dtype: str = "float32",
 ) -> list[str]:
-    """Write the file, which must not be there yet; returns what a person should know of it."""
+    """Write the file, which must not exist yet; returns notes for the user."""
     if dtype not in TYPES:
         raise ConfigError(f"a GGUF export has no dtype {dtype!r}; {nearest(dtype, TYPES)}")
     family = family_of(config)
@@ -58,26 +57,26 @@ def export_gguf(
     if misfits:
         raise ConfigError(f"llama.cpp's architecture {family.gguf_architecture}: {'; '.join(misfits)}; export it to hf")
     if path.exists():
-        raise ConfigError(f"{path} is there already; choose another --out")
+        raise ConfigError(f"{path} already exists; choose another --out")
     full, notes = family.completed(config), family.training_notes(config)
-    tokens = listed(tokenizer, generation, config.vocab_size)
-    ours = filled(full, params)
+    tokens = token_lists(tokenizer, generation, config.vocab_size)
+    params = zero_filled(full, params)
     if len(tokens.texts) > config.vocab_size:
-        ours = {name: with_mean_row(w) if name in ("embed.w", "head.w") else w for name, w in ours.items()}
+        params = {name: with_mean_row(w) if name in ("embed.w", "head.w") else w for name, w in params.items()}
         notes.append(
-            f"llama.cpp needs a token that ends a text: one was added, id {tokens.end}, as the mean of all others, which is "
-            "never the likeliest"
+            f"llama.cpp requires an end-of-text token: id {tokens.eos_id} was added; its row is the mean of all others, so it "
+            "is never the most likely"
         )
     if tokenizer.vocab_size < config.vocab_size:
         notes.append(f"{config.vocab_size - tokenizer.vocab_size} ids of the vocabulary have no token and are marked unused")
-    notes += _write(path, family, full, tokens, generation, family.to_gguf(full, ours), dtype)
+    notes += _write(path, family, full, tokens, generation, family.to_gguf(full, params), dtype)
     return notes
 
 
-def listed(tokenizer: Tokenizer, generation: Generation, vocab_size: int) -> Tokens:
-    """Every id with its text and kind, and the id that ends a text: the tokenizer's own, or one that no text has."""
+def token_lists(tokenizer: Tokenizer, generation: Generation, vocab_size: int) -> Tokens:
+    """Every id with its text and kind, and the id that ends a text: the model's own, or one that no text contains."""
     spec = tokenizer.spec
-    _check_known(tokenizer)
+    _check_tokenizer(tokenizer)
     symbols = {i: text for text, i in spec["model"]["vocab"].items()}
     added = {token["id"]: token for token in spec.get("added_tokens") or []}
     texts, kinds = [], []
@@ -88,29 +87,29 @@ def listed(tokenizer: Tokenizer, generation: Generation, vocab_size: int) -> Tok
         else:
             texts.append(symbols.get(i, f"[unused {i}]"))
             kinds.append("NORMAL" if i in symbols else "UNUSED")
-    end = next(iter(generation.stop), None)
+    end = next(iter(generation.eos_ids), None)
     if end is None:
         end = kinds.index("UNUSED") if "UNUSED" in kinds else vocab_size
-        name = END if END not in texts else f"<|end {end}|>"
+        name = EOS_TEXT if EOS_TEXT not in texts else f"<|end {end}|>"
         texts[end : end + 1], kinds[end : end + 1] = [name], ["CONTROL"]
     merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in spec["model"]["merges"]]
-    return Tokens(texts, kinds, merges or [NEVER], end)
+    return Tokens(texts, kinds, merges or [UNREACHABLE_MERGE], end)
 
 
-def _check_known(tokenizer: Tokenizer) -> None:
-    """llama.cpp splits by a pattern that it knows by name. Bytes without merges come out alike under any."""
+def _check_tokenizer(tokenizer: Tokenizer) -> None:
+    """llama.cpp splits by a pattern that it knows by name. Bytes without merges are the same under any pattern."""
     spec = tokenizer.spec
     before, model = spec.get("pre_tokenizer") or {}, spec["model"]
     known = model.get("type") == "BPE" and cuts_as_gpt2(spec) and not spec.get("normalizer") and not model.get("ignore_merges")
     if tokenizer.kind != "bytes" and not known:
         raise ConfigError(
-            f"llama.cpp knows byte-level BPE with GPT-2's split pattern; this tokenizer ({tokenizer.kind}, "
-            f"{model.get('type')}, {before.get('type')}) is another: train with --tokenizer bpe or bytes, or export to hf"
+            f"a GGUF export supports byte-level BPE with GPT-2's split pattern, not this tokenizer ({tokenizer.kind}, "
+            f"{model.get('type')}, {before.get('type')}); train with --tokenizer bpe or bytes, or export to hf"
         )
 
 
 def with_mean_row(w: Tensor) -> Tensor:  # (V, C) -> (V + 1, C)
-    """One more id. Its logit is the mean of all logits: at most the largest, and by Jensen's inequality at most 1/V likely."""
+    """One more id. Its logit is the mean of all logits, hence not the largest, and its probability at most 1/V (Jensen)."""
     return torch.cat([w, w.mean(0, keepdim=True)])
 
 
@@ -124,25 +123,25 @@ def _write(
     dtype: str,
 ) -> list[str]:
     gguf = package("gguf", "a GGUF export")
-    growing = path.with_name(f".tmp-{path.name}")
+    temporary = path.with_name(f".tmp-{path.name}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        writer = gguf.GGUFWriter(growing, family.gguf_architecture)
+        writer = gguf.GGUFWriter(temporary, family.gguf_architecture)
         _add_metadata(writer, gguf, family, config, path.stem, len(tokens.texts), dtype)
         _add_tokenizer(writer, gguf, tokens, generation)
-        coarse = _add_tensors(writer, gguf, tensors, dtype)
+        half = _add_tensors(writer, gguf, tensors, dtype)
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()
         writer.close()
-        growing.replace(path)
+        temporary.replace(path)
     except OSError as error:
-        raise ConfigError(f"{path} cannot be written: {error.strerror or error}") from None
+        raise ConfigError(f"cannot write {path}: {error.strerror or error}") from None
     finally:
-        growing.unlink(missing_ok=True)
-    if not coarse:
+        temporary.unlink(missing_ok=True)
+    if not half:
         return []
-    return [f"{len(coarse)} matrices have rows that are no multiple of {BLOCK}, such as {coarse[0]}, and are float16"]
+    return [f"{len(half)} matrices are float16, since their rows are not a multiple of {BLOCK}, such as {half[0]}"]
 
 
 def _add_metadata(
@@ -163,21 +162,21 @@ def _add_tokenizer(writer: Any, gguf: ModuleType, tokens: Tokens, generation: Ge
     writer.add_token_list(tokens.texts)
     writer.add_token_types([gguf.TokenType[kind] for kind in tokens.kinds])
     writer.add_token_merges(tokens.merges)
-    writer.add_bos_token_id(tokens.end if generation.begin is None else generation.begin)
-    writer.add_eos_token_id(tokens.end)
+    writer.add_bos_token_id(tokens.eos_id if generation.bos_id is None else generation.bos_id)
+    writer.add_eos_token_id(tokens.eos_id)
     writer.add_add_bos_token(False)
 
 
 def _add_tensors(writer: Any, gguf: ModuleType, tensors: Mapping[str, Tensor], dtype: str) -> list[str]:
-    """Returns the names of matrices that are float16, because their rows do not divide into blocks."""
-    coarse = []
+    """Returns the names of matrices that are float16 because their rows do not divide into blocks."""
+    half = []
     for name, w in tensors.items():
         kind = TYPES[dtype]
         if w.ndim == 1 or name.startswith("position_embd"):
             kind = "F32"
         elif kind == "Q8_0" and w.shape[-1] % BLOCK:
             kind = "F16"
-            coarse.append(name)
+            half.append(name)
         quantized = gguf.GGMLQuantizationType[kind]
         writer.add_tensor(name, gguf.quants.quantize(w.numpy(), quantized), raw_dtype=quantized)
-    return coarse
+    return half

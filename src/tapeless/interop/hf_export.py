@@ -1,9 +1,8 @@
-"""A model as a Hugging Face directory that transformers loads: weights, configuration, tokenizer, generation.
+"""Export to a Hugging Face directory that transformers loads: weights, configuration, tokenizer, generation settings.
 
     config.json  model.safetensors (or shards and model.safetensors.index.json)  generation_config.json
     tokenizer.json  tokenizer_config.json
-config.json says the dtype and the rotary base in the words of transformers 5 and of 4. The directory comes into being under
-another name and is renamed when it is whole.
+config.json has the keys of transformers 5 and of 4. The directory is written under a temporary name and renamed at the end.
 Tested by: tests/interop/test_hf_export.py."""
 
 import shutil
@@ -19,11 +18,10 @@ from tapeless.data.files import write_json
 from tapeless.data.tokenizer import Tokenizer
 from tapeless.errors import ConfigError, InputError
 from tapeless.interop.families import family_of
-from tapeless.interop.family import Family
+from tapeless.interop.family import Family, param_specs
 from tapeless.interop.generation import FILE as GENERATION
 from tapeless.interop.generation import Generation
 from tapeless.interop.hf_import import CONFIG, INDEX, TOKENIZER, WEIGHTS
-from tapeless.model.transformer import transformer_specs
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
@@ -38,7 +36,7 @@ def export_hugging_face(
     dtype: str = "float32",
     shard_bytes: int = 5 * 10**9,
 ) -> list[str]:
-    """Write the directory, which must not be there yet; returns what a person should know of it."""
+    """Write the directory, which must not exist yet; returns notes for the user."""
     if dtype not in DTYPES:
         raise ConfigError(f"a Hugging Face export has no dtype {dtype!r}; {nearest(dtype, DTYPES)}")
     family = family_of(config)
@@ -47,44 +45,44 @@ def export_hugging_face(
         notes.append(f"{family.name} always has biases: those that the model does not have are written as zeros")
     unused = list(range(tokenizer.vocab_size, config.vocab_size))
     if unused:
-        notes.append(f"the vocabulary has {len(unused)} ids without a token; {GENERATION} keeps them from being drawn")
-    tensors = family.to_hf(full, filled(full, params))
-    notes += written(folder, tensors, dtype, shard_bytes, _descriptions(family, full, tokenizer, generation, dtype, unused))
-    return notes
+        notes.append(f"the vocabulary has {len(unused)} ids without a token; {GENERATION} prevents sampling them")
+    tensors = family.to_hf(full, zero_filled(full, params))
+    descriptions = _descriptions(family, full, tokenizer, generation, dtype, unused)
+    return notes + write_directory(folder, tensors, dtype, shard_bytes, descriptions)
 
 
-def filled(config: ModelConfig, params: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The parameters of a model on the CPU, zeros where it has none of that name."""
-    specs = {spec.name: spec.shape for spec in transformer_specs(config)}
-    return {name: params[name].float().cpu() if name in params else torch.zeros(shape) for name, shape in specs.items()}
+def zero_filled(config: ModelConfig, params: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The parameters of a model on the CPU, zeros for those it does not have."""
+    specs = param_specs(config).values()
+    return {spec.name: params[spec.name].float().cpu() if spec.name in params else torch.zeros(spec.shape) for spec in specs}
 
 
-def narrowed(tensors: Mapping[str, Tensor], dtype: str) -> dict[str, Tensor]:
-    """In the dtype of the files; a value that has no place in it is an error, not an infinity."""
+def cast(tensors: Mapping[str, Tensor], dtype: str) -> dict[str, Tensor]:
+    """In the dtype of the files; a value outside its range is an error, not an infinity."""
     result = {name: x.to(DTYPES[dtype]) for name, x in tensors.items()}
     for name, x in result.items():
         if not torch.isfinite(x).all():
-            raise InputError(f"{name} has values that are not finite in {dtype}; bfloat16 and float32 reach further")
+            raise InputError(f"{name} has values that are not finite in {dtype}; bfloat16 and float32 have a larger range")
     return result
 
 
-def written(
+def write_directory(
     folder: Path, tensors: Mapping[str, Tensor], dtype: str, shard_bytes: int, descriptions: Mapping[str, Any]
 ) -> list[str]:
     if folder.exists():
-        raise ConfigError(f"{folder} is there already; choose another --out")
-    growing = folder.with_name(f".tmp-{folder.name}")
-    shutil.rmtree(growing, ignore_errors=True)
+        raise ConfigError(f"{folder} already exists; choose another --out")
+    temporary = folder.with_name(f".tmp-{folder.name}")
+    shutil.rmtree(temporary, ignore_errors=True)
     try:
-        growing.mkdir(parents=True)
-        files = _write_shards(growing, narrowed(tensors, dtype), shard_bytes)
+        temporary.mkdir(parents=True)
+        files = _write_shards(temporary, cast(tensors, dtype), shard_bytes)
         for name, content in descriptions.items():
-            write_json(growing / name, content)
-        growing.rename(folder)
+            write_json(temporary / name, content)
+        temporary.rename(folder)
     except OSError as error:
-        raise ConfigError(f"{folder} cannot be written: {error.strerror or error}") from None
+        raise ConfigError(f"cannot write {folder}: {error.strerror or error}") from None
     finally:
-        shutil.rmtree(growing, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
     return [f"the weights are in {files} files"] if files > 1 else []
 
 
@@ -100,7 +98,7 @@ def _write_shards(folder: Path, tensors: Mapping[str, Tensor], shard_bytes: int)
     names = [WEIGHTS] if count == 1 else [f"model-{i + 1:05d}-of-{count:05d}.safetensors" for i in range(count)]
     for name, shard in zip(names, shards, strict=True):
         save_file(shard, folder / name, {"format": "pt"})
-        (folder / name).chmod(folder.stat().st_mode & 0o666)  # safetensors writes for the owner's eyes alone
+        (folder / name).chmod(folder.stat().st_mode & 0o666)  # safetensors lets only the owner read it
     if count > 1:
         weight_map = {tensor: name for name, shard in zip(names, shards, strict=True) for tensor in shard}
         size = sum(x.nbytes for x in tensors.values())
@@ -111,13 +109,14 @@ def _write_shards(folder: Path, tensors: Mapping[str, Tensor], shard_bytes: int)
 def _descriptions(
     family: Family, config: ModelConfig, tokenizer: Tokenizer, generation: Generation, dtype: str, unused: list[int]
 ) -> dict[str, Any]:
-    ids = {"bos_token_id": generation.begin, "pad_token_id": generation.pad, "eos_token_id": list(generation.stop) or None}
-    if len(generation.stop) == 1:
-        ids["eos_token_id"] = generation.stop[0]
-    settings = {"architectures": [family.name], "model_type": family.model_type, **family.settings(config), **ids}
-    settings |= {"dtype": dtype, "torch_dtype": dtype}
-    special = {"bos_token": generation.begin, "pad_token": generation.pad, "eos_token": next(iter(generation.stop), None)}
-    # By text only where the tokenizer has it as a token of its own: transformers would give any other text a new id.
+    settings = {"architectures": [family.name], "model_type": family.model_type, **family.settings(config)}
+    settings |= {**generation.token_ids(), "dtype": dtype, "torch_dtype": dtype}
+    special = {
+        "bos_token": generation.bos_id,
+        "pad_token": generation.pad_id,
+        "eos_token": next(iter(generation.eos_ids), None),
+    }
+    # Only added tokens are given as text: transformers would assign any other text a new id.
     added = {token["id"]: token["content"] for token in tokenizer.spec.get("added_tokens") or []}
     texts = {name: added[i] for name, i in special.items() if i in added}
     return {

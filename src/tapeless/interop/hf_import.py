@@ -1,12 +1,12 @@
-"""A Hugging Face directory, read: configuration, weights, tokenizer, generation. Nothing in it is trusted, nothing is run.
+"""Import of a Hugging Face directory: configuration, weights, tokenizer, generation settings. Nothing in it is trusted or run.
 
-The order is what makes it safe: config.json says what the model is, the headers say what the files hold, the two are compared,
-and only then are values read, tensor by tensor, never more than the files' own bytes. Weights come from safetensors alone: the
-older .bin files are pickles, programs that run when they are read.
+The order makes it safe: config.json describes the model, the headers describe the files, the two are compared, and only then
+are values read, tensor by tensor, never more than the files' own bytes. Weights are read from safetensors only: the older .bin
+files are pickles, which can run code when they are loaded.
 Tested by: tests/interop/test_hf_import.py, tests/interop/test_hostile.py."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,7 +25,7 @@ from tapeless.interop.untrusted import MEBIBYTE, check_name, exists, read_json
 
 CONFIG, WEIGHTS, INDEX, TOKENIZER = "config.json", "model.safetensors", "model.safetensors.index.json", "tokenizer.json"
 LIMITS = {CONFIG: MEBIBYTE, INDEX: 32 * MEBIBYTE, TOKENIZER: 128 * MEBIBYTE, GENERATION: MEBIBYTE}
-MOST_SHARDS = 256  # all are held open at once
+MAX_SHARDS = 256  # all are open at once
 PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
 
 
@@ -33,9 +33,9 @@ class ExternalModel(NamedTuple):
     family: Family
     config: ModelConfig
     params: dict[str, Tensor]  # float32, under our names
-    tokenizer: Tokenizer | None  # None: the directory has none
+    tokenizer: Tokenizer | None
     generation: Generation
-    notes: list[str]  # what a person should know
+    notes: list[str]  # for the user
 
 
 def is_hugging_face(folder: Path) -> bool:
@@ -48,61 +48,61 @@ def read_model(folder: Path) -> ExternalModel:
             f"{folder} is not a directory; expected one with {CONFIG} and {WEIGHTS}; archives are not unpacked"
         )
     if not exists(folder, CONFIG):
-        raise UntrustedFileError(f"{folder}: no {CONFIG} in it; is it a Hugging Face directory?")
+        raise UntrustedFileError(f"{folder}: no {CONFIG}; is it a Hugging Face directory?")
     settings = read_json(folder, CONFIG, LIMITS[CONFIG])
     family = family_named(settings, str(folder / CONFIG))
     config, notes = family.read_settings(settings, str(folder / CONFIG))
     with ExitStack() as opened:
-        files = _located(folder, opened)  # before the tokenizer: whether the weights can be read at all comes first
-        names = _fitting(family, config, files, notes)
+        stored = _check_tensors(family, config, _open_files(folder, opened), notes)  # before the tokenizer is parsed
         tokenizer = read_tokenizer(folder, config.vocab_size)
         generation = _generation(folder, settings, config.vocab_size, notes)
-        params = family.from_hf(config, _Values(files, names))
-        _check_tied_head(family, config, files, names, params)
+        params = family.from_hf(config, lambda name: stored[name].read())
+        if config.tie_embeddings and family.head in stored:  # then it must equal the embedding
+            head = stored[family.head]
+            if head.shape != tuple(params["embed.w"].shape) or not head.read().equal(params["embed.w"]):
+                raise InputError(f"{family.head} differs from the embedding, although tie_word_embeddings is true")
     if tokenizer is not None and tokenizer.vocab_size < config.vocab_size:
         unused = config.vocab_size - tokenizer.vocab_size
         notes.append(f"the vocabulary of {config.vocab_size} has {unused} ids without a token; they are never sampled")
     return ExternalModel(family, config, params, tokenizer, generation, notes)
 
 
-class _Values(Mapping[str, Tensor]):
-    """Tensors by the name in the table, each read when it is asked for."""
+class _Stored(NamedTuple):
+    """A tensor in a file, not read yet."""
 
-    def __init__(self, where: Mapping[str, TensorFile], names: Mapping[str, str]):
-        self.where, self.names = where, names
+    file: TensorFile
+    name: str
 
-    def __getitem__(self, name: str) -> Tensor:
-        return self.where[self.names[name]].read(self.names[name])
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.file.entries[self.name].shape
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.names)
-
-    def __len__(self) -> int:
-        return len(self.names)
+    def read(self) -> Tensor:
+        return self.file.read(self.name)
 
 
-def _located(folder: Path, opened: ExitStack) -> dict[str, TensorFile]:
-    """Name of a tensor -> the file that holds it, every header read and checked."""
+def _open_files(folder: Path, opened: ExitStack) -> dict[str, TensorFile]:
+    """Tensor name -> the file that contains it; every header is read and checked."""
     if exists(folder, WEIGHTS):
         file = _open(folder, WEIGHTS, opened)
         return dict.fromkeys(file.entries, file)
     if not exists(folder, INDEX):
-        raise _without_weights(folder)
+        raise _no_weights(folder)
     weight_map = read_json(folder, INDEX, LIMITS[INDEX]).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise UntrustedFileError(f"{folder / INDEX}: expected a weight_map from tensors to files, got {weight_map!r:.80}")
     shards = sorted({check_name(name, str(folder / INDEX)) for name in weight_map.values()})
-    if len(shards) > MOST_SHARDS:
-        raise UntrustedFileError(f"{folder / INDEX}: {len(shards)} files; {MOST_SHARDS} are the most that is read")
-    where = {}
+    if len(shards) > MAX_SHARDS:
+        raise UntrustedFileError(f"{folder / INDEX}: {len(shards)} files; at most {MAX_SHARDS} are read")
+    files = {}
     for shard in shards:
         file = _open(folder, shard, opened)
         listed = {name for name, home in weight_map.items() if home == shard}
         if listed != file.entries.keys():
             odd = min(listed ^ file.entries.keys())
-            raise UntrustedFileError(f"{folder / shard} and {INDEX} disagree: {odd!r:.120} is in one of them alone")
-        where.update(dict.fromkeys(file.entries, file))
-    return where
+            raise UntrustedFileError(f"{folder / shard} and {INDEX} disagree: {odd!r:.120} is in only one of them")
+        files.update(dict.fromkeys(file.entries, file))
+    return files
 
 
 def _open(folder: Path, name: str, opened: ExitStack) -> TensorFile:
@@ -113,44 +113,30 @@ def _open(folder: Path, name: str, opened: ExitStack) -> TensorFile:
     return file
 
 
-def _without_weights(folder: Path) -> TapelessError:
+def _no_weights(folder: Path) -> TapelessError:
     pickles = sorted(path.name for path in folder.iterdir() if path.name.lower().endswith(PICKLES))
     if pickles:
-        expected = "safetensors: where you trust it, load it with transformers and save_pretrained it"
+        expected = "safetensors: if you trust it, load it with transformers and call save_pretrained"
         return PICKLE(path=f"{folder}, {pickles[0]!r:.120}", expected=expected)
-    return UntrustedFileError(f"{folder}: no weights: expected {WEIGHTS}, or {INDEX} and the files it names")
+    return UntrustedFileError(f"{folder}: no weights; expected {WEIGHTS}, or {INDEX} and its files")
 
 
-def _fitting(family: Family, config: ModelConfig, files: Mapping[str, TensorFile], notes: list[str]) -> dict[str, str]:
-    """Name in the family's table -> name in the files, whose tensors are exactly those of the configuration."""
-    names = family.full_names(files)
-    constants = [name for name in names if re.fullmatch(family.ignored, name)]
+def _check_tensors(family: Family, config: ModelConfig, files: dict[str, TensorFile], notes: list[str]) -> dict[str, _Stored]:
+    """The tensors by their name in the family's table: exactly those of the configuration."""
+    stored = {name: _Stored(files[in_file], in_file) for name, in_file in family.full_names(files).items()}
+    constants = [name for name in stored if re.fullmatch(family.ignored, name)]
     if constants:
         notes.append(f"{len(constants)} tensors are constants of the code, such as {constants[0]}, and are ignored")
-    names = {name: stored for name, stored in names.items() if name not in set(constants)}
-    if config.num_layers > len(names):
-        raise InputError(f"config.json has {config.num_layers} layers, but there are only {len(names)} tensors")
-    if not config.tie_embeddings and family.head not in names:
+        stored = {name: tensor for name, tensor in stored.items() if name not in set(constants)}
+    if config.num_layers > len(stored):
+        raise InputError(f"config.json has {config.num_layers} layers, but there are only {len(stored)} tensors")
+    if not config.tie_embeddings and family.head not in stored:
         head = f"{family.head} {family.shapes(config)[family.head]}"
         raise InputError(f"{head} is missing, and tie_word_embeddings is not true")
-    for stored in names.values():
-        files[stored].check_dtype(stored)
-    family.check_shapes(config, {name: files[stored].entries[stored].shape for name, stored in names.items()})
-    return names
-
-
-def _check_tied_head(
-    family: Family,
-    config: ModelConfig,
-    files: Mapping[str, TensorFile],
-    names: Mapping[str, str],
-    params: Mapping[str, Tensor],
-) -> None:
-    """The files of a tied model may contain its head, if it equals the embedding."""
-    if config.tie_embeddings and family.head in names:
-        stored, embed = names[family.head], params["embed.w"]
-        if files[stored].entries[stored].shape != tuple(embed.shape) or not files[stored].read(stored).equal(embed):
-            raise InputError(f"{family.head} differs from the embedding, although tie_word_embeddings is true")
+    for tensor in stored.values():
+        tensor.file.check_dtype(tensor.name)
+    family.check_shapes(config, {name: tensor.shape for name, tensor in stored.items()})
+    return stored
 
 
 def read_tokenizer(folder: Path, vocab_size: int) -> Tokenizer | None:
@@ -158,16 +144,16 @@ def read_tokenizer(folder: Path, vocab_size: int) -> Tokenizer | None:
         return None
     spec = read_json(folder, TOKENIZER, LIMITS[TOKENIZER])
     largest = largest_id(spec)
-    if largest >= vocab_size:  # before anything is made that has a place for each id
-        raise InputError(f"{folder / TOKENIZER}: has the id {largest}, but the vocabulary of the model is {vocab_size}")
+    if largest >= vocab_size:  # before anything of that size is allocated
+        raise InputError(f"{folder / TOKENIZER}: contains the id {largest}, but the model's vocabulary is {vocab_size}")
     tokenizer = tokenizer_of(spec, str(folder / TOKENIZER))
     if tokenizer.vocab_size > vocab_size:
-        raise InputError(f"{folder / TOKENIZER}: {tokenizer.vocab_size} ids, but the vocabulary of the model is {vocab_size}")
+        raise InputError(f"{folder / TOKENIZER}: {tokenizer.vocab_size} ids, but the model's vocabulary is {vocab_size}")
     return tokenizer
 
 
 def largest_id(spec: Mapping[str, Any]) -> int:
-    """Of the ids that a tokenizer.json speaks of, wherever it keeps them."""
+    """Of all ids in a tokenizer.json."""
     model, added = spec.get("model"), spec.get("added_tokens")
     vocab = model.get("vocab") if isinstance(model, dict) else None
     ids = list(vocab.values()) if isinstance(vocab, dict) else [len(vocab) - 1] if isinstance(vocab, list) else []
@@ -176,8 +162,8 @@ def largest_id(spec: Mapping[str, Any]) -> int:
 
 
 def _generation(folder: Path, settings: Mapping[str, Any], vocab_size: int, notes: list[str]) -> Generation:
-    """From its own file, or where there is none from config.json, which held the ids before that file was invented."""
+    """From generation_config.json, or for older directories from config.json."""
     own = read_json(folder, GENERATION, LIMITS[GENERATION]) if exists(folder, GENERATION) else settings
-    generation, said = read_generation(own, vocab_size)
-    notes += said
+    generation, more = read_generation(own, vocab_size)
+    notes += more
     return generation

@@ -1,8 +1,7 @@
-"""Files from a directory that somebody else made: opened only if they are plain files in it, read only up to a size.
+"""Files of an untrusted directory: opened only if they are regular files directly in it, read only up to a size limit.
 
-A name may come from inside such a file (the index of a sharded model), so it is a bare name or it is refused: `../`, an
-absolute path, a drive, a symlink could lead anywhere. What is neither a file nor small is refused before it is read: a pipe
-would wait for ever, and a gigabyte of JSON is no configuration.
+File names may come from such a file too (the index of a sharded model), so anything but a plain name is refused: `../`, an
+absolute path, a drive or a symlink could point anywhere. Pipes, which would block, and oversized files are refused unread.
 Tested by: tests/interop/test_untrusted.py."""
 
 import json
@@ -19,41 +18,41 @@ _OPEN_FLAGS = os.O_RDONLY | sum(getattr(os, name, 0) for name in ("O_NOFOLLOW", 
 
 
 def check_name(name: object, where: str) -> str:
-    harmless = isinstance(name, str) and name.isprintable() and not any(character in name for character in "/\\:")
-    if isinstance(name, str) and harmless and 0 < len(name) <= 255 and name not in (".", ".."):
+    valid = isinstance(name, str) and name.isprintable() and not any(character in name for character in "/\\:")
+    if isinstance(name, str) and valid and 0 < len(name) <= 255 and name not in (".", ".."):
         return name
-    raise UntrustedFileError(f"{where}: {name!r:.120} is not the bare name of a file; a model lies in one directory")
+    raise UntrustedFileError(f"{where}: {name!r:.120} is not a plain file name; all files of a model are in one directory")
 
 
 def exists(folder: Path, name: str) -> bool:
-    """Also a link that leads nowhere: whoever opens it is told what it is."""
+    """Also for a dangling symlink; opening it gives the error."""
     return os.path.lexists(folder / name)
 
 
 def open_plain(folder: Path, name: str) -> IO[bytes]:
-    """A file of the folder itself, for reading."""
+    """Open a file directly in the folder for reading."""
     path = folder / check_name(name, str(folder))
     try:
         mode = os.lstat(path).st_mode
         if stat.S_ISLNK(mode):
-            raise UntrustedFileError(f"{path} is a symlink, which could lead anywhere; copy the directory with cp -rL")
+            raise UntrustedFileError(f"{path} is a symlink, which could point anywhere; copy the directory with cp -rL")
         if not stat.S_ISREG(mode):
-            raise UntrustedFileError(f"{path} is not a plain file")
+            raise UntrustedFileError(f"{path} is not a regular file")
         descriptor = os.open(path, _OPEN_FLAGS)
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):  # it was replaced in between
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):  # replaced in the meantime
             os.close(descriptor)
-            raise UntrustedFileError(f"{path} is not a plain file")
+            raise UntrustedFileError(f"{path} is not a regular file")
     except OSError as error:
-        raise UntrustedFileError(f"{path}: cannot be read: {error.strerror}") from None
-    except ValueError as error:  # a name that the operating system has no spelling for
-        raise UntrustedFileError(f"{path}: cannot be read: {error}") from None
+        raise UntrustedFileError(f"cannot read {path}: {error.strerror}") from None
+    except ValueError as error:  # a name that the operating system cannot encode
+        raise UntrustedFileError(f"cannot read {path}: {error}") from None
     return os.fdopen(descriptor, "rb")
 
 
 def parse_json(content: bytes, where: str) -> dict[str, Any]:
-    """A JSON object in which no name stands twice: two readers could take two different ones."""
+    """A JSON object without duplicate keys, of which two readers could take different ones."""
     try:
-        value = json.loads(content, object_pairs_hook=_without_doubles)
+        value = json.loads(content, object_pairs_hook=_without_duplicates)
     except (ValueError, RecursionError) as error:
         raise UntrustedFileError(f"{where}: not JSON: {str(error)[:120]}") from None
     if not isinstance(value, dict):
@@ -65,13 +64,13 @@ def read_json(folder: Path, name: str, limit: int) -> dict[str, Any]:
     with open_plain(folder, name) as file:
         size = os.fstat(file.fileno()).st_size
         if size > limit:
-            raise UntrustedFileError(f"{folder / name}: {size:,} bytes, but {name} has at most {limit:,}")
-        return parse_json(file.read(size), str(folder / name))  # a buffer of the limit would be made whatever the size
+            raise UntrustedFileError(f"{folder / name}: {size:,} bytes; {name} may have at most {limit:,}")
+        return parse_json(file.read(size), str(folder / name))  # read(limit) would allocate the limit
 
 
-def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
         ((name, _),) = Counter(name for name, _ in pairs).most_common(1)
-        raise ValueError(f"{name!r:.80} stands there twice")
+        raise ValueError(f"{name!r:.80} occurs twice")
     return found

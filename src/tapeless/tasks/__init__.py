@@ -1,1 +1,1 @@
-"""A model of ours under EleutherAI's lm-eval: what it asks (scores of texts, texts up to a stop), and the class it asks."""
+"""Evaluation with EleutherAI's lm-eval: log-likelihoods, generation up to a stop string, and the model class it calls."""

@@ -1,4 +1,4 @@
-"""Texts that end at a string: seen as soon as the token that completes it is drawn, wherever in that token it ends.
+"""Generated text that ends at a stop string, found as soon as the token that completes it is sampled.
 Tested by: tests/tasks/test_stops.py."""
 
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ from tapeless.data.tokenizer import Tokenizer
 
 
 class UntilText:
-    """One growing text. An empty stop string, which would end it before it begins, stops nothing."""
+    """One growing text. Empty stop strings are ignored."""
 
     def __init__(self, tokenizer: Tokenizer, until: Sequence[str]):
         self._stream = tokenizer.stream()
@@ -15,13 +15,13 @@ class UntilText:
         self._text = ""
 
     def push(self, token: int) -> bool:
-        """Whether the text has reached a stop string."""
+        """Whether the text contains a stop string now."""
         new = self._stream.push(token)
         self._text += new
-        reach = len(new) + max(map(len, self._until), default=0)  # a stop that is complete now began no earlier
+        reach = len(new) + max(map(len, self._until), default=0)  # a stop string that is complete now starts in here
         return any(stop in self._text[-reach:] for stop in self._until)
 
     def finish(self) -> str:
-        """The text in front of the first stop string, or all of it."""
+        """The text up to the first stop string, or all of it."""
         text = self._text + self._stream.finish()
         return text[: min((text.index(stop) for stop in self._until if stop in text), default=len(text))]

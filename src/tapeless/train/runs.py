@@ -106,7 +106,7 @@ def import_base_model(train: TrainConfig, run: RunDir, argv: Sequence[str]) -> T
 
 def eos_ids(train: TrainConfig) -> tuple[int, ...]:
     """The token that ends a text of the model that training starts from, if it has one."""
-    return generation_of(RunDir.open(train.init_from)).stop[:1] if train.init_from else ()
+    return generation_of(RunDir.open(train.init_from)).eos_ids[:1] if train.init_from else ()
 
 
 def _inherit(other: RunDir, run: RunDir, *, adapters: bool) -> dict[str, str]:

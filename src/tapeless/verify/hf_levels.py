@@ -62,7 +62,7 @@ def check_family(case: FamilyCase, dtype: str) -> Iterator[Finding]:
 
 def by_hugging_face(case: FamilyCase, dtype: str, claimed: Point, theirs: Point) -> Iterator[Finding]:
     """Every gradient; `theirs` under their names."""
-    truth = case.family.from_hf(case.config, theirs)
+    truth = case.family.from_hf(case.config, theirs.__getitem__)
     check, zeros, floor = check_name(case, dtype), zero_by_identity(case.config, T), rounding_floor(dtype)
     yield from compared("L3", check, "Hugging Face", claimed, truth, BOUNDS[dtype], zeros=zeros, floor=floor)
 

@@ -44,7 +44,7 @@ def base_directories(folder: Path, tokenizer: Tokenizer | None = None) -> list[P
     for i, (config, shard_bytes) in enumerate([(MODELS[0], 4000), *((config, 10**9) for config in MODELS)]):
         model = Transformer(config, seed=i, ops="reference")
         chars = tokenizer or CharTokenizer(map(chr, range(ord("a"), ord("z"))))
-        export_hugging_face(folder / f"base-{i}", config, model.params, chars, Generation(stop=(1,)), shard_bytes=shard_bytes)
+        export_hugging_face(folder / f"base-{i}", config, model.params, chars, Generation((1,)), shard_bytes=shard_bytes)
         found.append(folder / f"base-{i}")
     return found
 

@@ -1,4 +1,4 @@
-"""The registry of Hugging Face families: one file each in this package, found by their presence; others call `register`.
+"""The registry of Hugging Face families: every module of this package is one; plugins call `register`.
 Tested by: tests/interop/test_families.py."""
 
 from collections.abc import Mapping
@@ -8,8 +8,7 @@ from typing import Any
 
 from tapeless.config import AnyModelConfig, ModelConfig
 from tapeless.errors import ConfigError, InputError
-from tapeless.interop.family import Family, block_sublayers
-from tapeless.model.transformer import transformer_specs
+from tapeless.interop.family import Family, param_specs, sublayer_of
 
 FAMILIES: dict[str, Family] = {}  # by the name of their class in transformers
 
@@ -24,12 +23,11 @@ def family_of(config: AnyModelConfig) -> Family:
     """The family that expresses this architecture; an error with the nearest one and the reasons if there is none."""
     if not isinstance(config, ModelConfig):
         raise ConfigError("a SimpleLM has no attention, and every Hugging Face family has; export a transformer")
-    covered = {sublayer for family in FAMILIES.values() for sublayer in family.sublayers}
-    for found in block_sublayers(spec.name for spec in transformer_specs(config)).values():
-        for sublayer in found:
-            if sublayer not in covered:
-                raise ConfigError(f"no Hugging Face family expresses the sublayer {sublayer!r}")
-    misfits = {name: [*family.misfits(config), *family.block_misfits(config)] for name, family in FAMILIES.items()}
+    known = {sublayer_of(name) for family in FAMILIES.values() for row in family.tensors for name in row.params}
+    for name in param_specs(config):
+        if sublayer_of(name) not in known:
+            raise ConfigError(f"no Hugging Face family expresses the sublayer {sublayer_of(name)!r}")
+    misfits = {name: family.misfits(config) for name, family in FAMILIES.items()}
     name = min(misfits, key=lambda name: len(misfits[name]))
     if misfits[name]:
         reasons = "; ".join(misfits[name])
@@ -40,11 +38,10 @@ def family_of(config: AnyModelConfig) -> Family:
 def family_named(settings: Mapping[str, Any], where: str) -> Family:
     """The family of a config.json."""
     names = settings.get("architectures")
-    if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str):
-        raise InputError(f"{where}: architectures must name one class, got {names!r:.80}; supported: {', '.join(FAMILIES)}")
-    if names[0] not in FAMILIES:
-        raise InputError(f"{where}: unknown architecture {names[0]!r:.80}; supported: {', '.join(FAMILIES)}")
-    return FAMILIES[names[0]]
+    for name, family in FAMILIES.items():
+        if names == [name]:
+            return family
+    raise InputError(f"{where}: architectures is {names!r:.80}; expected a list with one of {', '.join(FAMILIES)}")
 
 
 for _module in iter_modules(__path__):

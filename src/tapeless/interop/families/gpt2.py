@@ -2,11 +2,13 @@
 matrices (in, out), the transpose of ours."""
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, ClassVar
 
 from tapeless.config import ModelConfig
 from tapeless.interop.family import COMMON, EXAMPLE, REQUIRED, Family, Row
 
+Conv1D = partial(Row, transposed=True)  # their linear layer: (in, out)
 QKV = ("blocks.{i}.attn.{w}q", "blocks.{i}.attn.{w}k", "blocks.{i}.attn.{w}v")
 BIASES: dict[str, Any] = {"norm_bias": True, "attn_bias": True, "ffn_bias": True}
 
@@ -38,15 +40,11 @@ class GPT2(Family):
         Row(("embed.w",), "transformer.wte.weight", "token_embd.weight"),
         Row(("pos.w",), "transformer.wpe.weight", "position_embd.weight"),
         Row(("blocks.{i}.attn_norm.{w}",), "transformer.h.{i}.ln_1.{weight}", "blk.{i}.attn_norm.{weight}"),
-        Row(QKV, "transformer.h.{i}.attn.c_attn.{weight}", "blk.{i}.attn_qkv.{weight}", transposed=True),
-        Row(
-            ("blocks.{i}.attn.{w}o",), "transformer.h.{i}.attn.c_proj.{weight}", "blk.{i}.attn_output.{weight}", transposed=True
-        ),
+        Conv1D(QKV, "transformer.h.{i}.attn.c_attn.{weight}", "blk.{i}.attn_qkv.{weight}"),
+        Conv1D(("blocks.{i}.attn.{w}o",), "transformer.h.{i}.attn.c_proj.{weight}", "blk.{i}.attn_output.{weight}"),
         Row(("blocks.{i}.ffn_norm.{w}",), "transformer.h.{i}.ln_2.{weight}", "blk.{i}.ffn_norm.{weight}"),
-        Row(("blocks.{i}.ffn.{w}_up",), "transformer.h.{i}.mlp.c_fc.{weight}", "blk.{i}.ffn_up.{weight}", transposed=True),
-        Row(
-            ("blocks.{i}.ffn.{w}_down",), "transformer.h.{i}.mlp.c_proj.{weight}", "blk.{i}.ffn_down.{weight}", transposed=True
-        ),
+        Conv1D(("blocks.{i}.ffn.{w}_up",), "transformer.h.{i}.mlp.c_fc.{weight}", "blk.{i}.ffn_up.{weight}"),
+        Conv1D(("blocks.{i}.ffn.{w}_down",), "transformer.h.{i}.mlp.c_proj.{weight}", "blk.{i}.ffn_down.{weight}"),
         Row(("final_norm.{w}",), "transformer.ln_f.{weight}", "output_norm.{weight}"),
         Row(("head.w",), "lm_head.weight", "output.weight"),
     )
@@ -60,8 +58,6 @@ class GPT2(Family):
 
     def misfits(self, config: ModelConfig) -> list[str]:
         found, width, heads = super().misfits(config), config.hidden_dim, config.num_heads
-        if width % heads:
-            found.append(f"hidden_dim {width} must be divisible by num_heads {heads}")
         if config.num_kv_heads != heads:
             found.append(f"num_kv_heads must be num_heads {heads}, got {config.num_kv_heads}")
         if config.head_dim * heads != width:

@@ -59,10 +59,6 @@ class Llama(Family):
         ModelConfig(hidden_dim=24, attn_bias=True, ffn_bias=True, tie_embeddings=True, **EXAMPLE),
     )
 
-    def misfits(self, config: ModelConfig) -> list[str]:
-        indivisible = f"hidden_dim {config.hidden_dim} must be divisible by num_heads {config.num_heads}"
-        return [*super().misfits(config), *([indivisible] if config.hidden_dim % config.num_heads else [])]
-
     def settings(self, config: ModelConfig) -> dict[str, Any]:
         """The rotary base as transformers 5 and as transformers 4 spells it."""
         rope = {"rope_type": "default", "rope_theta": config.rope_theta}

@@ -4,13 +4,14 @@ from typing import ClassVar
 
 from tapeless.config import ModelConfig
 from tapeless.interop.families.llama import ROTARY_TENSORS, Llama
-from tapeless.interop.family import EXAMPLE, Family, Row
+from tapeless.interop.family import EXAMPLE, Row
 
 
 class Qwen3(Llama):
     name = "Qwen3ForCausalLM"
     model_type = gguf_architecture = "qwen3"
     fixed: ClassVar = {**Llama.fixed, "qk_norm": True, "ffn_bias": False}
+    divisible = False
     keys: ClassVar = {
         **{key: value for key, value in Llama.keys.items() if key != "mlp_bias"},
         "head_dim": ("head_dim", 128),
@@ -24,9 +25,6 @@ class Qwen3(Llama):
     )
     gguf_fixed: ClassVar = {"ffn": "swiglu", "attn_bias": False}
     examples = (ModelConfig(hidden_dim=22, num_kv_heads=2, head_dim=6, qk_norm=True, rope_theta=1e3, **EXAMPLE),)
-
-    def misfits(self, config: ModelConfig) -> list[str]:
-        return Family.misfits(self, config)  # unlike a Llama, any hidden_dim
 
 
 FAMILY = Qwen3()

@@ -115,7 +115,7 @@ def test_a_log_that_fails_for_a_while_has_every_line_in_the_end(tmp_path: Path):
         with pytest.raises(WriteError, match=r"No space left on device; its last 1 lines are lost"):
             log.close()
     assert len(warnings) == 2
-    assert warnings[0] == f"{path} could not be written: No space left on device; its lines are kept, training goes on"
+    assert warnings[0] == f"{path} cannot be written: No space left on device; its lines are buffered, training continues"
 
 
 def test_a_full_disk_never_takes_the_run_with_it(tmp_path: Path, expected: RunDir):

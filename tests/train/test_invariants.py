@@ -66,7 +66,7 @@ def test_documents_that_are_kept_apart_do_not_see_each_other(ops: str):
     check_invariants(model, tokens, targets, documents, step=0, first_sample=0)
     attention = model.ops.attention
     model.ops = replace(model.ops, attention=Op(lambda q, k, v, documents: attention.forward(q, k, v), attention.backward))
-    with pytest.raises(InvariantError, match="logits do not see other documents"):
+    with pytest.raises(InvariantError, match="logits do not depend on other documents"):
         check_invariants(model, tokens, targets, documents, step=0, first_sample=0)
 
 
@@ -81,7 +81,7 @@ def test_so_does_a_model_without_attention():
         return loss
 
     model.forward_backward = scattered  # type: ignore[method-assign]
-    with pytest.raises(InvariantError, match="unused rows have no gradient"):
+    with pytest.raises(InvariantError, match="unused rows have zero gradient"):
         check_invariants(model, *batch(), step=0, first_sample=0)
 
 
@@ -151,10 +151,10 @@ FAULTS = {
     "shifted": (LAYER, r"of LayerNorm does not hold|<x, dx> = 0 of a norm does not hold"),
     "one logit": (RMS, r"sum of dw over V = 0 does not hold in head"),
     "ignored": (LAYER, r"dx = 0 of ignored targets does not hold in head"),
-    "longer": (RMS, r"the rotation keeps the length of k does not hold in blocks\.0\.attn"),
-    "values": (LAYER, r"v is what the product gave does not hold in blocks\.0\.attn"),
-    "future": (RMS, r"logits do not see later tokens does not hold"),
-    "rows": (RMS, r"unused rows have no gradient does not hold in embed"),
+    "longer": (RMS, r"the rotation preserves the length of k does not hold in blocks\.0\.attn"),
+    "values": (LAYER, r"v is the output of the projection does not hold in blocks\.0\.attn"),
+    "future": (RMS, r"logits do not depend on later tokens does not hold"),
+    "rows": (RMS, r"unused rows have zero gradient does not hold in embed"),
 }
 
 

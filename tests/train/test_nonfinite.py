@@ -171,7 +171,7 @@ def test_the_dump_says_it_all_and_the_run_goes_on(tmp_path: Path, monkeypatch: p
     assert dump["samples"] == [12, 13]
     assert dump["first_bad_tensor"]["tensor"] == "parameter blocks.1.ffn.w_gate"
     assert dump["first_bad_tensor"]["layer"] == "blocks.1.ffn"
-    assert dump["first_bad_tensor"]["place"] == [0, 1]
+    assert dump["first_bad_tensor"]["element"] == [0, 1]
     assert "blocks.1.ffn linear forward" in dump["first_bad_tensor"]["note"]
     assert dump["error"] in str(caught.value)
     tokens = torch.tensor(dump["batch"]["tokens"])

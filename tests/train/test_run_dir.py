@@ -28,7 +28,7 @@ def test_an_empty_directory_is_welcome_and_a_full_one_is_not(tmp_path: Path):
 
 def test_a_file_in_the_way_is_an_error(tmp_path: Path):
     (tmp_path / "run").write_text("")
-    with pytest.raises(ConfigError, match="cannot be made"):
+    with pytest.raises(ConfigError, match="cannot be created"):
         RunDir.create(tmp_path / "run")
 
 

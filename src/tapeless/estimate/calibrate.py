@@ -27,7 +27,7 @@ from tapeless.generate.engine import generate
 from tapeless.model.params import DTYPES
 from tapeless.optim.clip import grad_norm
 from tapeless.train.checkpoint import STATE_FIELDS, save_checkpoint, verify
-from tapeless.train.fastest import product_seconds, side
+from tapeless.train.fastest import matmul_seconds, side
 from tapeless.train.graph import graphed_step
 from tapeless.train.resources import nearest_folder
 from tapeless.train.runs import make_model
@@ -123,7 +123,7 @@ def calibrate(config: AnyModelConfig, train: TrainConfig, memory: Memory, room: 
 def choose_reduced(config: AnyModelConfig, train: TrainConfig, memory: Memory, room: int) -> list[Reduced]:
     """The run itself, or its first layers with as many rows as a short step has."""
     one = replace(train, grad_accum=1)
-    flops_a_second = 2 * side(train.device) ** 3 / product_seconds(DTYPES[train.dtype][1], train.device) * EFFICIENCY
+    flops_a_second = 2 * side(train.device) ** 3 / matmul_seconds(DTYPES[train.dtype][1], train.device) * EFFICIENCY
     T = train.seq_len or 1
 
     def seconds(reduced: Reduced) -> float:

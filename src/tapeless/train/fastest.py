@@ -1,6 +1,5 @@
-"""What `--dtype auto` means on this machine: float32 or bfloat16, whichever multiplies faster, found by trying.
+"""`--dtype auto`: bfloat16 if a matmul in it is at least a fifth faster than in float32 on this machine, else float32.
 
-bfloat16 has to be a fifth faster to be worth its rounding. Where a device cannot multiply it at all, it is float32.
 Tested by: tests/train/test_fastest.py."""
 
 import time
@@ -8,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 
-ON_CPU, ELSEWHERE = 512, 4096  # side of the matrices: a product must take much longer than asking for it
+ON_CPU, ELSEWHERE = 512, 4096  # side of the matrices: the matmul must take much longer than its launch
 REPEATS = 7
 WORTH = 1.2
 
@@ -22,24 +21,24 @@ def side(device: str) -> int:
     return ON_CPU if torch.device(device).type == "cpu" else ELSEWHERE
 
 
-def product_seconds(dtype: torch.dtype, device: str) -> float:
-    """The best of several, since whatever else runs only ever adds."""
+def matmul_seconds(dtype: torch.dtype, device: str) -> float:
+    """The best of several, since other load can only add time."""
     x = torch.randn(side(device), side(device), device=device).to(dtype)
     best = float("inf")
     for _ in range(REPEATS):
         start = time.perf_counter()
-        (x @ x)[0, 0].item()  # read back, so that the device is done
+        (x @ x)[0, 0].item()  # read back, to synchronise
         best = min(best, time.perf_counter() - start)
     return best
 
 
 def fastest_dtype(device: str) -> Fastest:
-    wide = product_seconds(torch.float32, device)
+    wide = matmul_seconds(torch.float32, device)
     try:
-        narrow = product_seconds(torch.bfloat16, device)
-    except (RuntimeError, TypeError):  # what torch raises of a dtype that a device has not
-        return Fastest("float32", f"{device} cannot multiply bfloat16")
+        narrow = matmul_seconds(torch.bfloat16, device)
+    except (RuntimeError, TypeError):  # the device has no such dtype
+        return Fastest("float32", f"{device} has no bfloat16 matmul")
     dtype = "bfloat16" if wide > WORTH * narrow else "float32"
     return Fastest(
-        dtype, f"a product of {side(device)} takes {1e3 * narrow:.2g} ms in bfloat16 and {1e3 * wide:.2g} in float32"
+        dtype, f"a matmul of size {side(device)} takes {1e3 * narrow:.2g} ms in bfloat16 and {1e3 * wide:.2g} in float32"
     )

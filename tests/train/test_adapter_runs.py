@@ -135,7 +135,7 @@ def test_another_base_is_refused(base: Path):
     run = adapted(base)
     other = base / "checkpoints" / "step-00000000"
     shutil.rmtree(base)
-    with pytest.raises(CheckpointError, match="which is not there"):
+    with pytest.raises(CheckpointError, match="which is missing"):
         tapeless.load(run.path)
     write_run(base, SHAPE, Transformer(SHAPE, seed=4).params, ByteTokenizer(), Generation(), [])
     assert other.is_dir()

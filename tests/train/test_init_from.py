@@ -81,7 +81,7 @@ def test_what_the_other_run_learns_later_is_not_begun_with(source: Path, tmp_pat
     load_initial_weights(model, RunDir(tmp_path / "no checkpoint yet"), config, on_warning=pytest.fail)
     assert model.store.flat.equal(before)
     shutil.rmtree(other.checkpoints / "step-00000002")
-    with pytest.raises(CheckpointError, match=r"the run began with .*step-00000002, which is not there"):
+    with pytest.raises(CheckpointError, match=r"the run started from .*step-00000002, which is missing"):
         load_initial_weights(model, RunDir(tmp_path / "no checkpoint yet"), config, on_warning=pytest.fail)
 
 
@@ -179,7 +179,7 @@ def test_a_directory_that_cannot_be_trusted_leaves_nothing_behind(source: Path, 
     words = ["--init-from", theirs, "--dataset-path", tmp_path / "text.txt", "--max-steps", "1", "--out-dir", out]
     (theirs / "tokenizer.json").rename(tmp_path / "tokenizer.json")
     assert train(*words) == 2
-    assert "has no tokenizer.json; name one by --tokenizer" in capsys.readouterr().err
+    assert "has no tokenizer.json; pass one with --tokenizer" in capsys.readouterr().err
     weights = theirs / "model.safetensors"
     whole = weights.read_bytes()
     weights.write_bytes(whole[:-4])

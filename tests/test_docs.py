@@ -152,7 +152,7 @@ def shortened(command: list[str]) -> list[str]:
 
 def stop_after(steps: int, patch: pytest.MonkeyPatch) -> None:
     """What Ctrl-C does, at a moment that a test can name."""
-    from tapeless.train.signals import StopSignals
+    from tapeless.training.signals import StopSignals
 
     asked = iter(range(steps))
     patch.setattr(StopSignals, "requested", lambda self: next(asked, None) is None)

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from tapeless.cli.main import main
-from tapeless.train.metrics_log import read_metrics
-from tapeless.train.signals import StopSignals
+from tapeless.training.metrics_log import read_metrics
+from tapeless.training.signals import StopSignals
 
 ZIG = (
     "train new --hidden-dim 64 --num-layers 2 --num-heads 2 --intermediate-dim 128 --vocab-size 256 --max-seq-len 32 "

@@ -14,9 +14,9 @@ from small_run import FLAGS, new, outcome
 from watched_disk import Point, watched
 
 from tapeless.errors import WriteError
-from tapeless.train.checkpoint import checkpoints
-from tapeless.train.metrics_log import MetricsLog, read_metrics
-from tapeless.train.run_dir import RunDir
+from tapeless.training.checkpoint import checkpoints
+from tapeless.training.metrics_log import MetricsLog, read_metrics
+from tapeless.training.run_dir import RunDir
 
 ERRORS = (errno.ENOSPC, errno.EIO, errno.EROFS)
 

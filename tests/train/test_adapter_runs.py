@@ -15,12 +15,12 @@ from tapeless.data.tokenizer import ByteTokenizer
 from tapeless.errors import CheckpointError
 from tapeless.interop.generation import Generation
 from tapeless.model.transformer import Transformer
-from tapeless.train.checkpoint import MODEL, read_checkpoint, restore
-from tapeless.train.imported import write_run
-from tapeless.train.init_from import load_initial_weights
-from tapeless.train.run_config import read_run_config
-from tapeless.train.run_dir import RunDir
-from tapeless.train.runs import make_model
+from tapeless.training.checkpoint import MODEL, read_checkpoint, restore
+from tapeless.training.imported import write_run
+from tapeless.training.init_from import load_initial_weights
+from tapeless.training.run_config import read_run_config
+from tapeless.training.run_dir import RunDir
+from tapeless.training.runs import make_model
 
 SHAPE = ModelConfig(vocab_size=256, hidden_dim=16, num_layers=2, num_heads=2, intermediate_dim=12, max_seq_len=16)
 TEXT = "every forward has its backward, and every backward has its judges\n" * 30

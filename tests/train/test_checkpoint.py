@@ -15,8 +15,8 @@ from tapeless.data.files import file_sha256, write_json
 from tapeless.errors import CheckpointError, DamagedError
 from tapeless.model.transformer import Transformer
 from tapeless.optim import AdamW
-from tapeless.train import checkpoint
-from tapeless.train.checkpoint import (
+from tapeless.training import checkpoint
+from tapeless.training.checkpoint import (
     ADDED,
     FORMAT_VERSION,
     STATE_FIELDS,

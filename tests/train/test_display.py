@@ -12,11 +12,11 @@ from run_fixtures import MODEL, config, dataset
 
 from tapeless.config import ModelConfig, SimpleLMConfig
 from tapeless.data.baselines import Baselines
-from tapeless.train import display as display_module
-from tapeless.train.display import Display, JsonDisplay, LiveDisplay, Progress, curve, framed, make_display, memory
-from tapeless.train.runs import make_model
-from tapeless.train.summary import decay_groups, duration, introduction, model_text, next_commands, readable
-from tapeless.train.trainer import Trainer
+from tapeless.training import display as display_module
+from tapeless.training.display import Display, JsonDisplay, LiveDisplay, Progress, curve, framed, make_display, memory
+from tapeless.training.runs import make_model
+from tapeless.training.summary import decay_groups, duration, introduction, model_text, next_commands, readable
+from tapeless.training.trainer import Trainer
 
 BEATEN = Baselines(5.5452, 3.2, 2.5)
 
@@ -120,7 +120,7 @@ def test_the_kind_follows_the_output(monkeypatch: pytest.MonkeyPatch):
 def test_rich_is_loaded_for_a_terminal_alone():
     import subprocess
 
-    code = "import sys, tapeless.train.display as d; d.make_display('auto', 1); print('rich' in sys.modules)"
+    code = "import sys, tapeless.training.display as d; d.make_display('auto', 1); print('rich' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
 
@@ -275,7 +275,7 @@ def test_the_closing_stands_beside_what_was_to_beat(trainer: Trainer, tmp_path: 
     for words in (
         "validation 2.0000",
         "best       1.5000   at step 6",
-        "bigram     2.5000   the validation loss is 20.0 % below",
+        "2.5000   the validation loss is 20.0 % below",
     ):
         assert words in out
     assert f"tapeless generate '{tmp_path / 'my run'}'" in out  # a path with a space can be pasted

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from tapeless.train import fastest
-from tapeless.train.fastest import fastest_dtype
+from tapeless.training import fastest
+from tapeless.training.fastest import fastest_dtype
 
 
 @pytest.mark.parametrize(("narrow", "expected"), [(1.0, "float32"), (0.9, "float32"), (0.5, "bfloat16"), (2.0, "float32")])

@@ -13,10 +13,10 @@ from tapeless.errors import ConfigError, DataError, InputError, UntrustedFileErr
 from tapeless.interop.generation import Generation
 from tapeless.interop.hf_export import export_hugging_face
 from tapeless.model.transformer import Transformer
-from tapeless.train.imported import generation_of, import_model
-from tapeless.train.info import describe, run_facts
-from tapeless.train.run_dir import RunDir
-from tapeless.train.runs import load, resume_config
+from tapeless.training.imported import generation_of, import_model
+from tapeless.training.info import describe, run_facts
+from tapeless.training.run_dir import RunDir
+from tapeless.training.runs import load, resume_config
 
 SHAPE = ModelConfig(vocab_size=260, hidden_dim=16, num_layers=1, num_heads=2, intermediate_dim=8, max_seq_len=2000)
 WANTED = Generation(stop=(10,), sampling=Sampling(top_k=5))
@@ -92,7 +92,7 @@ def test_a_tokenizer_that_is_named_must_fit(tmp_path: Path):
 
 
 def test_nothing_is_left_of_an_import_that_failed(source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("tapeless.train.imported.save_checkpoint", lambda *_: 1 / 0)
+    monkeypatch.setattr("tapeless.training.imported.save_checkpoint", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         import_model(source[0], tmp_path / "run", [])
     assert not (tmp_path / "run").exists()

@@ -9,8 +9,8 @@ from run_fixtures import begin_run, config, play
 
 from tapeless.errors import ConfigError, DataError
 from tapeless.report.history import RunHistory
-from tapeless.train.info import describe, run_facts
-from tapeless.train.run_dir import RunDir, RunLock, holder
+from tapeless.training.info import describe, run_facts
+from tapeless.training.run_dir import RunDir, RunLock, holder
 
 
 def start(run: RunDir, total_steps: int = 12) -> dict:

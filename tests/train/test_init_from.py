@@ -14,12 +14,12 @@ from tapeless.errors import CheckpointError, ConfigError
 from tapeless.interop.generation import Generation
 from tapeless.interop.hf_export import export_hugging_face
 from tapeless.model.transformer import Transformer
-from tapeless.train.checkpoint import read_checkpoint
-from tapeless.train.imported import import_model
-from tapeless.train.init_from import load_initial_weights, resolve_recipe
-from tapeless.train.metrics_log import read_metrics
-from tapeless.train.run_config import read_run_config
-from tapeless.train.run_dir import RunDir
+from tapeless.training.checkpoint import read_checkpoint
+from tapeless.training.imported import import_model
+from tapeless.training.init_from import load_initial_weights, resolve_recipe
+from tapeless.training.metrics_log import read_metrics
+from tapeless.training.run_config import read_run_config
+from tapeless.training.run_dir import RunDir
 
 SHAPE = ModelConfig(vocab_size=256, hidden_dim=16, num_layers=1, num_heads=2, intermediate_dim=8, max_seq_len=16)
 TEXT = "every forward has its backward, and every backward has its judges\n" * 30

@@ -18,8 +18,8 @@ from tapeless.errors import InvariantError
 from tapeless.model.build import build_model
 from tapeless.model.transformer import Transformer
 from tapeless.ops.op import Op, OpSet
-from tapeless.train.invariants import check_invariants, identities
-from tapeless.train.trainer import Trainer
+from tapeless.training.invariants import check_invariants, identities
+from tapeless.training.trainer import Trainer
 
 V, T = 19, 6
 RMS = ModelConfig(vocab_size=V, hidden_dim=8, num_layers=2, num_heads=2, intermediate_dim=12, max_seq_len=T)
@@ -179,14 +179,14 @@ def test_looking_changes_nothing(tmp_path: Path):
 
 def test_it_is_looked_at_every_n_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     steps: list[int] = []
-    monkeypatch.setattr("tapeless.train.trainer.check_invariants", lambda *a, step, **o: steps.append(step + 1))
+    monkeypatch.setattr("tapeless.training.trainer.check_invariants", lambda *a, step, **o: steps.append(step + 1))
     Trainer(build_model(SMALL), config(check_invariants_every=5), dataset(tmp_path)).run()
     assert steps == [5, 10]
 
 
 def test_the_command_ends_with_3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     run = begin_run(tmp_path / "run", config())
-    monkeypatch.setattr("tapeless.train.invariants.IDENTITY", {"float32": -math.inf})
+    monkeypatch.setattr("tapeless.training.invariants.IDENTITY", {"float32": -math.inf})
     assert main(["train", "resume", str(run.path), "--override", "check_invariants_every=4"]) == 3
     assert capsys.readouterr().err.splitlines()[-1].startswith("error[IDENTITY]: step 4: ")
     assert [event["step"] for event in events(run, ["step"])] == [1, 2, 3]

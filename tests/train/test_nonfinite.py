@@ -17,7 +17,7 @@ from tapeless.errors import NonFiniteError
 from tapeless.model.build import AnyModel, build_model
 from tapeless.model.transformer import Transformer
 from tapeless.ops.op import Op
-from tapeless.train.trainer import Trainer
+from tapeless.training.trainer import Trainer
 
 Plant = Callable[[Transformer], None]
 

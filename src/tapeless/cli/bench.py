@@ -89,8 +89,8 @@ def run(args: argparse.Namespace) -> int:
     from tapeless.bench.measure import How
     from tapeless.bench.report import text
     from tapeless.bench.task import USUAL, Task, measured
-    from tapeless.train.plan import default_seq_len
-    from tapeless.train.process import usable_device
+    from tapeless.training.plan import default_seq_len
+    from tapeless.training.process import usable_device
 
     kind = usable_device(train.device).partition(":")[0]
     contenders = asked_for or USUAL.get(kind, USUAL["cpu"])

@@ -45,11 +45,11 @@ def run(args: argparse.Namespace) -> int:
     from tapeless.interop.families import family_of
     from tapeless.interop.gguf_export import export_gguf
     from tapeless.interop.hf_export import export_hugging_face
-    from tapeless.train.imported import generation_of
-    from tapeless.train.process import num_threads, usable_device
-    from tapeless.train.run_config import read_run_config
-    from tapeless.train.run_dir import RunDir
-    from tapeless.train.runs import load_weights, select_weights
+    from tapeless.training.imported import generation_of
+    from tapeless.training.process import num_threads, usable_device
+    from tapeless.training.run_config import read_run_config
+    from tapeless.training.run_dir import RunDir
+    from tapeless.training.runs import load_weights, select_weights
 
     run = RunDir.open(args.run_dir)
     config = read_run_config(run.config).model

@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from tapeless.report.history import RunHistory
     from tapeless.report.html_page import write_page
-    from tapeless.train.run_dir import RunDir
+    from tapeless.training.run_dir import RunDir
 
     runs = [RunDir.open(path) for path in args.run_dirs]
     out = args.out or (runs[0].report if len(runs) == 1 else Path("report.html"))

@@ -26,13 +26,13 @@ from tapeless.estimate.memory import Memory, memory_of
 from tapeless.generate.engine import generate
 from tapeless.model.params import DTYPES
 from tapeless.optim.clip import grad_norm
-from tapeless.train.checkpoint import STATE_FIELDS, save_checkpoint, verify
-from tapeless.train.fastest import matmul_seconds, side
-from tapeless.train.graph import graphed_step
-from tapeless.train.resources import nearest_folder
-from tapeless.train.runs import make_model
-from tapeless.train.step import optimizer_of, train_step
-from tapeless.train.summary import count
+from tapeless.training.checkpoint import STATE_FIELDS, save_checkpoint, verify
+from tapeless.training.fastest import matmul_seconds, side
+from tapeless.training.graph import graphed_step
+from tapeless.training.resources import nearest_folder
+from tapeless.training.runs import make_model
+from tapeless.training.step import optimizer_of, train_step
+from tapeless.training.summary import count
 
 BUDGET = 4.0  # seconds of measuring
 WARM, LEAST, MOST = 2, 3, 15  # rounds: not counted, and how many of them are

@@ -23,8 +23,8 @@ from tapeless.model.trained import checkpointed
 from tapeless.model.transformer import Transformer
 from tapeless.ops.linear_cross_entropy import CHUNK, chunk_rows
 from tapeless.optim.clip import grad_norm
-from tapeless.train.evaluate import rows_at_once
-from tapeless.train.step import ema_of, optimizer_of
+from tapeless.training.evaluate import rows_at_once
+from tapeless.training.step import ema_of, optimizer_of
 
 # torch loads sympy to find the strides of these, half a second and 40 MB; ours are contiguous.
 ALIKE = (torch.ops.aten.empty_like.default, torch.ops.aten.zeros_like.default)
@@ -133,7 +133,7 @@ def _model(config: AnyModelConfig, train: TrainConfig, ops: Any) -> AnyModel:
 
 
 def _step(model: AnyModel, optimizer: Any, tokens: Tensor, targets: Tensor, train: TrainConfig) -> None:
-    """train/step.py without its looks at values. One micro-batch of a kind: those behind it take the same blocks again. And
+    """training/step.py without its looks at values. One micro-batch of a kind: those behind it take the same blocks again. And
     twice, since the second time is recorded where that can be."""
     rows = train.batch_size
     for fresh in (True, False) if train.grad_accum > 1 else (True,):

@@ -6,8 +6,8 @@ from tapeless.bench.report import MIB, table
 from tapeless.config import AnyModelConfig, TrainConfig
 from tapeless.estimate.fit import gib
 from tapeless.estimate.record import Record
-from tapeless.train.display import LABEL, WIDTH
-from tapeless.train.summary import Row, duration, model_text
+from tapeless.training.display import LABEL, WIDTH
+from tapeless.training.summary import Row, duration, model_text
 
 UNITS = ("", "k", "M", "G", "T", "P", "E", "Z")
 

@@ -2,7 +2,7 @@
 
 What a pass calls depends on the shape of its batch, the number of its targets and whether gradients are fresh, on no value. So
 the calls of one are those of the next, on the same buffers, with other tokens in them (kernels/cpu/recording.py). A small model
-on a CPU spends a third of its step on what this leaves out; on a GPU a graph does the same for the whole step (train/graph.py).
+on a CPU spends a third of its step on what this leaves out; on a GPU a graph does the same for the whole step (training/graph.py).
 Tested by: tests/model/test_repeat.py."""
 
 import logging

@@ -1,7 +1,7 @@
 """Look on while a transformer computes: every call of an op, with its layer, its inputs and its results.
 
-For diagnosis alone, beside the step: which tensor was the first to go bad (train/nonfinite.py), and whether the identities hold
-that every right gradient obeys (train/invariants.py). The ops are the model's own, each wrapped; nothing they compute changes.
+For diagnosis alone, beside the step: which tensor was the first to go bad (training/nonfinite.py), and whether the identities hold
+that every right gradient obeys (training/invariants.py). The ops are the model's own, each wrapped; nothing they compute changes.
 Tested by: tests/model/test_watch.py."""
 
 from collections.abc import Callable, Iterator, Mapping

@@ -5,9 +5,9 @@ Tested by: tests/report/test_figures.py."""
 from typing import NamedTuple
 
 from tapeless.report.history import RunHistory
-from tapeless.train.info import number
-from tapeless.train.memory import format_bytes
-from tapeless.train.summary import duration
+from tapeless.training.info import number
+from tapeless.training.memory import format_bytes
+from tapeless.training.summary import duration
 
 
 class Figure(NamedTuple):

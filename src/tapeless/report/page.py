@@ -16,7 +16,7 @@ from typing import Any
 
 from tapeless.report.figures import Figure, figures
 from tapeless.report.history import RunHistory
-from tapeless.train.summary import count, model_text, optimizer_text, readable
+from tapeless.training.summary import count, model_text, optimizer_text, readable
 
 HOME = Path(__file__).parent
 COLORS = 6  # of page.css

@@ -11,11 +11,11 @@ from typing import Any
 
 from tapeless.config import KINDS, TrainConfig, checked
 from tapeless.errors import DamagedError
-from tapeless.train.checkpoint import checkpoints, pointed
-from tapeless.train.metrics_log import as_written, read_metrics
-from tapeless.train.run_config import RunConfig, read_run_config
-from tapeless.train.run_dir import RunDir, holder
-from tapeless.train.summary import Row, count, duration, model_text, next_commands, optimizer_text
+from tapeless.training.checkpoint import checkpoints, pointed
+from tapeless.training.metrics_log import as_written, read_metrics
+from tapeless.training.run_config import RunConfig, read_run_config
+from tapeless.training.run_dir import RunDir, holder
+from tapeless.training.summary import Row, count, duration, model_text, next_commands, optimizer_text
 
 RECENT = 20  # steps in the mean of the last losses
 NOT_STARTED, RUNNING, INTERRUPTED, DIVERGED, IMPORTED = "not started", "running", "interrupted", "diverged", "imported"

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from tapeless.data.baselines import Baselines
 from tapeless.errors import ConfigError
-from tapeless.train.memory import format_bytes, resident_bytes
-from tapeless.train.metrics_log import event_line
-from tapeless.train.summary import Row, count, duration, introduction, named_losses, next_commands, readable
-from tapeless.train.trainer import Trainer
+from tapeless.training.memory import format_bytes, resident_bytes
+from tapeless.training.metrics_log import event_line
+from tapeless.training.summary import Row, count, duration, introduction, named_losses, next_commands, readable
+from tapeless.training.trainer import Trainer
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -20,8 +20,8 @@ from tapeless.model.params import ParamStore
 from tapeless.model.transformer import Transformer
 from tapeless.model.watch import Seen, watched
 from tapeless.optim.clip import grad_norm
-from tapeless.train.run_dir import RunDir
-from tapeless.train.step import accumulate_gradients
+from tapeless.training.run_dir import RunDir
+from tapeless.training.step import accumulate_gradients
 
 
 class BadTensor(NamedTuple):

@@ -16,7 +16,7 @@ from tapeless.data.prepare import Dataset
 from tapeless.model.build import AnyModel
 from tapeless.model.params import count_params
 from tapeless.model.transformer import Transformer
-from tapeless.train.trainer import Trainer
+from tapeless.training.trainer import Trainer
 
 Row = tuple[str, str]
 

@@ -17,9 +17,9 @@ from training import scratch
 
 from tapeless.cli.main import main
 from tapeless.data.files import file_sha256, readable_json
-from tapeless.train.checkpoint import FORMAT_VERSION
-from tapeless.train.run_dir import RunDir
-from tapeless.train.runs import Recorder
+from tapeless.training.checkpoint import FORMAT_VERSION
+from tapeless.training.run_dir import RunDir
+from tapeless.training.runs import Recorder
 
 MODEL = ["--hidden-dim", "16", "--num-layers", "1", "--num-heads", "2", "--intermediate-dim", "24", "--max-seq-len", "16"]
 MODEL += ["--batch-size", "2", "--max-steps", "2", "--no-verify", "--eval-windows", "2", "--sample-tokens", "4"]

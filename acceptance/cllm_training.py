@@ -17,8 +17,8 @@ from tapeless.data.corpora import stdlib_docs
 from tapeless.model.memory import saved_bytes
 from tapeless.model.transformer import Transformer
 from tapeless.optim import AdamW
-from tapeless.train.run_dir import RunDir
-from tapeless.train.step import train_step
+from tapeless.training.run_dir import RunDir
+from tapeless.training.step import train_step
 
 B, T, V, EPOCHS, BATCHES = 4, 32, 611, 26, 9
 TOKENS = (B * BATCHES + 1) * T + T // 2  # in the training part: 9 batches of windows in every epoch

@@ -15,8 +15,8 @@ from training import scratch, tapeless, train
 
 import tapeless as library
 from tapeless.data.prepare import open_prepared
-from tapeless.train.run_config import read_run_config
-from tapeless.train.run_dir import RunDir
+from tapeless.training.run_config import read_run_config
+from tapeless.training.run_dir import RunDir
 
 if find_spec("transformers") is None or find_spec("accelerate") is None:
     skip("needs the packages transformers and accelerate")

@@ -13,7 +13,7 @@ from damage import damage, good_files, problems
 from small_run import new, outcome, resume
 from training import scratch
 
-from tapeless.train.run_dir import RunDir
+from tapeless.training.run_dir import RunDir
 
 CASES = harness.argument(2000)
 RESUMED = max(1, CASES // 10)

@@ -8,8 +8,8 @@ from claim import Claims
 from guards import guards_seconds
 from training import scratch, train
 
-from tapeless.train.metrics_log import read_metrics
-from tapeless.train.run_dir import RunDir
+from tapeless.training.metrics_log import read_metrics
+from tapeless.training.run_dir import RunDir
 
 STEPS, EVERY, BOUND = 300, 100, 0.02
 RUN = ["--preset", "llama-small", "--corpus", "arithmetic", "--batch-size", 4, "--seq-len", 512, "--max-steps", STEPS]

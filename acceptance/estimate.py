@@ -17,8 +17,8 @@ from tapeless.bench.process import Process, environment
 from tapeless.bench.task import Task
 from tapeless.config import TrainConfig, load_preset
 from tapeless.estimate.memory import MIB, memory_of
-from tapeless.train.metrics_log import read_metrics
-from tapeless.train.run_dir import RunDir
+from tapeless.training.metrics_log import read_metrics
+from tapeless.training.run_dir import RunDir
 
 MEMORY_BOUND, TIME_BOUND = 0.10, 0.25
 MODEL, SHAPE = "llama-small", (4, 512)

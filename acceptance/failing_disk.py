@@ -12,7 +12,7 @@ from claim import Claims
 from failing_writes import points_of, survive, unbroken
 from training import scratch
 
-from tapeless.train.run_dir import RunDir
+from tapeless.training.run_dir import RunDir
 
 WAYS = {"ENOSPC": errno.ENOSPC, "EIO": errno.EIO, "EROFS": errno.EROFS}
 

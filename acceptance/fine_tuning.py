@@ -25,9 +25,9 @@ from tapeless.interop.generation import Generation
 from tapeless.interop.hf_export import export_hugging_face
 from tapeless.model.trained import checkpointed, plain
 from tapeless.model.transformer import Transformer
-from tapeless.train.checkpoint import load_checkpoint, restore
-from tapeless.train.imported import write_run
-from tapeless.train.run_dir import RunDir
+from tapeless.training.checkpoint import load_checkpoint, restore
+from tapeless.training.imported import write_run
+from tapeless.training.run_dir import RunDir
 from tapeless.verify.finding import distance
 from tapeless.verify.fixtures import PARTLY_TRAINED_CASES
 from tapeless.verify.model_levels import check_model

@@ -52,8 +52,8 @@ def ours(folder: Path, way: str) -> Any:
     from tapeless.config import Lora, TrainConfig
     from tapeless.model.trained import checkpointed, plain
     from tapeless.model.transformer import Transformer
-    from tapeless.train.checkpoint import restore
-    from tapeless.train.step import optimizer_of, train_step
+    from tapeless.training.checkpoint import restore
+    from tapeless.training.step import optimizer_of, train_step
 
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 

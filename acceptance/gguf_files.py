@@ -18,7 +18,7 @@ import tapeless as library
 from tapeless.config import Sampling
 from tapeless.data.tokenizer import Tokenizer, load_tokenizer
 from tapeless.generate.engine import generate
-from tapeless.train.run_dir import RunDir
+from tapeless.training.run_dir import RunDir
 
 PYTHON = os.environ.get("LLAMA_CPP_PYTHON", sys.executable)
 NEW_TOKENS, CONTEXT = 64, 128

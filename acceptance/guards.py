@@ -22,10 +22,10 @@ from tapeless.cli.main import main
 from tapeless.config import TrainConfig, load_preset
 from tapeless.data.prepare import prepare
 from tapeless.model.build import build_model
-from tapeless.train.guard import LEAST, SpikeGuard
-from tapeless.train.invariants import check_invariants
-from tapeless.train.run_dir import RunDir
-from tapeless.train.trainer import Trainer
+from tapeless.training.guard import LEAST, SpikeGuard
+from tapeless.training.invariants import check_invariants
+from tapeless.training.run_dir import RunDir
+from tapeless.training.trainer import Trainer
 
 MODEL = ["--preset", "tiny", "--corpus", "arithmetic", "--batch-size", 2, "--seq-len", 32, "--max-steps", 20]
 MODEL += ["--save-every", 4, "--eval-every", 10, "--eval-windows", 8, "--sample-every", 0, "--sample-tokens", 8, "--no-verify"]

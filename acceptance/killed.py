@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from training import command, environment, fingerprint, lines
 
-from tapeless.train.run_dir import RunDir
+from tapeless.training.run_dir import RunDir
 
 KINDS = ("step", "layer_stats", "eval", "sample", "checkpoint")  # lines of the metrics that must not feel a kill
 

@@ -12,8 +12,8 @@ from claim import Claims
 from killed import killed_runs, start
 from training import fingerprint, lines, scratch, tapeless
 
-from tapeless.train.checkpoint import pointed
-from tapeless.train.run_dir import RunDir
+from tapeless.training.checkpoint import pointed
+from tapeless.training.run_dir import RunDir
 
 KILLS, TERMS, LIMIT = 20, 5, 25.0
 STEPS = 300

@@ -19,8 +19,8 @@ from training import library_text, scratch, tapeless, train
 
 from tapeless.data.tokenizer import load_tokenizer
 from tapeless.model.transformer import Transformer
-from tapeless.train.run_dir import RunDir
-from tapeless.train.runs import load
+from tapeless.training.run_dir import RunDir
+from tapeless.training.runs import load
 
 PYTHON = os.environ.get("TAPELESS_LM_EVAL_PYTHON", sys.executable)
 QUESTIONS, CONTEXT, NEW_TOKENS = 40, 96, 24

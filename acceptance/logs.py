@@ -21,7 +21,7 @@ from typing import Any
 from claim import HOME, Claims, skip
 from training import library_text, of_kind, scratch, steps
 
-from tapeless.train.run_dir import RunDir
+from tapeless.training.run_dir import RunDir
 
 PYTHON = os.environ.get("TAPELESS_LOGS_PYTHON", sys.executable)
 STRACE = shutil.which("strace")

@@ -9,7 +9,7 @@ import time
 from claim import Claims
 from training import command, environment, evaluation, load_average, of_kind, scratch, steps
 
-from tapeless.train.run_dir import RunDir
+from tapeless.training.run_dir import RunDir
 
 SECONDS = 120
 SHARE = 0.85  # "clearly below" the best baseline: this share of it

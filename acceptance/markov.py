@@ -3,7 +3,7 @@
 from claim import Claims
 from training import evaluation, load_average, of_kind, scratch, train
 
-from tapeless.train.run_dir import RunDir
+from tapeless.training.run_dir import RunDir
 
 FLAGS = ["--corpus", "markov", "--tokenizer", "char", "--vocab-size", 64, "--num-layers", 2, "--batch-size", 16]
 FLAGS += ["--max-steps", 800, "--lr", 4e-3, "--eval-every", 200]

@@ -6,9 +6,9 @@ from claim import Claims
 from training import scratch
 
 from tapeless.config import TrainConfig, load_preset
-from tapeless.train.run_dir import RunDir
-from tapeless.train.runs import Recorder, create_run, make_model
-from tapeless.train.trainer import Trainer
+from tapeless.training.run_dir import RunDir
+from tapeless.training.runs import Recorder, create_run, make_model
+from tapeless.training.trainer import Trainer
 
 FIRST, LAST, BOUND = 200, 2000, 0.01
 

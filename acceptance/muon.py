@@ -12,8 +12,8 @@ from tapeless.config import ModelConfig, TrainConfig, load_preset
 from tapeless.data.prepare import Dataset
 from tapeless.data.tokenizer import make_tokenizer
 from tapeless.model.build import build_model
-from tapeless.train.run_dir import RunDir
-from tapeless.train.trainer import Trainer
+from tapeless.training.run_dir import RunDir
+from tapeless.training.trainer import Trainer
 
 STEPS, SEEDS = 300, (1, 2, 3)
 RATES = (3e-3, 6e-3, 1.2e-2)

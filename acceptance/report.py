@@ -20,10 +20,10 @@ from tapeless.data.files import file_sha256
 from tapeless.data.prepare import prepare
 from tapeless.model.transformer import Transformer
 from tapeless.report.html_page import SHARE, HtmlPage
-from tapeless.train.layer_stats import LayerStats
-from tapeless.train.metrics_log import MetricsLog
-from tapeless.train.run_dir import RunDir
-from tapeless.train.trainer import Trainer
+from tapeless.training.layer_stats import LayerStats
+from tapeless.training.metrics_log import MetricsLog
+from tapeless.training.run_dir import RunDir
+from tapeless.training.trainer import Trainer
 
 SMALL = ["--hidden-dim", 64, "--num-layers", 4, "--num-heads", 4, "--intermediate-dim", 172, "--max-seq-len", 64]
 SMALL += ["--batch-size", 6, "--max-steps", 1200, "--eval-every", 60, "--sample-every", 300, "--layer-stats-every", 30]

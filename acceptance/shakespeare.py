@@ -8,7 +8,7 @@ import statistics
 from claim import Claims, skip
 from training import SHAKESPEARE, evaluation, load_average, scratch, steps, tapeless, train
 
-from tapeless.train.run_dir import RunDir
+from tapeless.training.run_dir import RunDir
 
 RECIPE = ["--tokenizer", "char", "--vocab-size", 65, "--num-layers", 4, "--num-heads", 4, "--hidden-dim", 128]
 RECIPE += ["--intermediate-dim", 512, "--max-seq-len", 64, "--norm", "layer", "--position", "learned", "--ffn", "gelu"]

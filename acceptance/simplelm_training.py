@@ -3,7 +3,7 @@
 from claim import Claims
 from training import evaluation, load_average, scratch, steps, tapeless, train
 
-from tapeless.train.run_dir import RunDir
+from tapeless.training.run_dir import RunDir
 
 STEPS, LENGTH, LR = 2000, 32, 1e-3
 PROMPTS = ["def ", "import ", "    return "]

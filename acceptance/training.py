@@ -12,8 +12,8 @@ from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 from tapeless.data.files import file_sha256
-from tapeless.train.metrics_log import read_metrics
-from tapeless.train.run_dir import RunDir
+from tapeless.training.metrics_log import read_metrics
+from tapeless.training.run_dir import RunDir
 
 SHAKESPEARE = Path(__file__).resolve().parents[2] / "shared" / "data" / "shakespeare.txt"
 # what no two runs agree on

@@ -6,8 +6,8 @@ from claim import Claims
 from killed import killed_runs, to_the_end
 from training import fingerprint, lines, of_kind, scratch, tapeless, train
 
-from tapeless.train.checkpoint import pointed
-from tapeless.train.run_dir import RunDir
+from tapeless.training.checkpoint import pointed
+from tapeless.training.run_dir import RunDir
 
 KILLS, SEED = 10, 7
 TINY = ["--preset", "tiny", "--corpus", "arithmetic", "--batch-size", 2, "--seq-len", 32, "--eval-windows", 16]

@@ -70,9 +70,9 @@ def train(setup: Setup, steps: int) -> tuple[list[float], Tensor]:
     from tapeless.data.prepare import Dataset
     from tapeless.data.tokenizer import make_tokenizer
     from tapeless.model.build import build_model
-    from tapeless.train.checkpoint import read_checkpoint
-    from tapeless.train.run_dir import RunDir
-    from tapeless.train.trainer import Trainer
+    from tapeless.training.checkpoint import read_checkpoint
+    from tapeless.training.run_dir import RunDir
+    from tapeless.training.trainer import Trainer
     from tapeless.verify.fixtures import MODEL_CASES
 
     case = next(case for case in MODEL_CASES if case.name == setup.case)

@@ -11,8 +11,8 @@ from tapeless.config import ModelConfig, TrainConfig
 from tapeless.data.prepare import Dataset
 from tapeless.data.tokenizer import ByteTokenizer
 from tapeless.model.build import build_model
-from tapeless.train.run_dir import RunDir
-from tapeless.train.trainer import Trainer
+from tapeless.training.run_dir import RunDir
+from tapeless.training.trainer import Trainer
 
 FLAGS = (
     "--hidden-dim 64 --num-layers 2 --num-heads 2 --intermediate-dim 128 --vocab-size 256 --max-seq-len 32 "

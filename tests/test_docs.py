@@ -152,7 +152,7 @@ def shortened(command: list[str]) -> list[str]:
 
 def stop_after(steps: int, patch: pytest.MonkeyPatch) -> None:
     """What Ctrl-C does, at a moment that a test can name."""
-    from tapeless.train.signals import StopSignals
+    from tapeless.training.signals import StopSignals
 
     asked = iter(range(steps))
     patch.setattr(StopSignals, "requested", lambda self: next(asked, None) is None)
@@ -191,8 +191,8 @@ def test_the_tutorial_can_be_followed(tmp_path: Path, monkeypatch: pytest.Monkey
     typed = follow(page, monkeypatch, stopped="tapeless train new --preset tiny")
     assert [line.split()[1] for line in typed if line.startswith("tapeless")].count("train") >= 5
     said = capsys.readouterr().out
-    assert "stopped as asked; step" in said  # info, between the stop and the resume
-    assert "goes on after step" in said
+    assert "stopped as requested; step" in said  # info, between the stop and the resume
+    assert "resumed at step" in said
     assert "gradients agree with every oracle" in said
     assert (tmp_path / "runs" / "first" / "checkpoints" / "step-00000009").is_dir()  # --override max_steps
     assert (tmp_path / "runs" / "mine" / "checkpoints" / "latest").is_file()

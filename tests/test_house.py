@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 SRC = ROOT / "src" / "tapeless"
 
-# Who may import whom: config <- ops <- kernels <- model <- generate, interop <- train <- cli; config <- data, optim;
+# Who may import whom: config <- ops <- kernels <- model <- generate, interop <- training <- cli; config <- data, optim;
 # verify sees all but cli, bench sees verify too, estimate sees bench.
 BELOW: dict[str, set[str]] = {"start": set(), "errors": set(), "config": {"errors"}}
 BELOW["ops"] = BELOW["config"] | {"config"}
@@ -19,17 +19,17 @@ BELOW["data"] = BELOW["optim"] = BELOW["ops"]
 BELOW["kernels"] = BELOW["ops"] | {"ops"}
 BELOW["model"] = BELOW["kernels"] | {"kernels"}
 BELOW["generate"] = BELOW["interop"] = BELOW["model"] | {"model", "data", "optim"}
-BELOW["train"] = BELOW["generate"] | {"generate", "interop"}  # samples are drawn; a run may begin with others' weights
-BELOW["verify"] = BELOW["train"] | {"train"}
+BELOW["training"] = BELOW["generate"] | {"generate", "interop"}  # samples are drawn; a run may begin with others' weights
+BELOW["verify"] = BELOW["training"] | {"training"}
 BELOW["bench"] = BELOW["verify"] | {"verify", "start"}
-BELOW["report"] = BELOW["tasks"] = BELOW["train"] | {"train"}
+BELOW["report"] = BELOW["tasks"] = BELOW["training"] | {"training"}
 BELOW["estimate"] = BELOW["bench"] | {"bench"}
 BELOW["runner"] = BELOW["report"] | {"report", "verify", "estimate"}
 BELOW["cli"] = BELOW["estimate"] | {"estimate", "report", "tasks", "runner"}
 BELOW["__main__"] = {"cli"}
 
 BARE = ("ops", "kernels", "model", "optim", "verify", "bench")  # torch and numpy are all they need to be imported
-TAPELESS = ("ops", "kernels", "model", "optim", "train")  # the training path
+TAPELESS = ("ops", "kernels", "model", "optim", "training")  # the training path
 MAX_LINES = 400
 
 

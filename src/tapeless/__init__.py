@@ -25,8 +25,9 @@ _HOMES = {
     "register_ops": "tapeless.kernels.choose",
     "saved_bytes": "tapeless.model.memory",
     "prepare": "tapeless.data.prepare",
-    "Trainer": "tapeless.train.trainer",
-    "load": "tapeless.train.loading",
+    "Trainer": "tapeless.training.trainer",
+    "load": "tapeless.training.loading",
+    "train": "tapeless.runner",
     "resume": "tapeless.runner",
     "STOP": "tapeless.runner",
     "TrainResult": "tapeless.runner",
@@ -56,8 +57,9 @@ if TYPE_CHECKING:
     from tapeless.runner import STOP as STOP
     from tapeless.runner import TrainResult as TrainResult
     from tapeless.runner import resume as resume
-    from tapeless.train.loading import load as load
-    from tapeless.train.trainer import Trainer as Trainer
+    from tapeless.runner import train as train
+    from tapeless.training.loading import load as load
+    from tapeless.training.trainer import Trainer as Trainer
 
 
 def __getattr__(name: str) -> Any:

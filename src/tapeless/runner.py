@@ -24,15 +24,15 @@ from tapeless.estimate.fit import resource_errors
 from tapeless.estimate.memory import memory_of
 from tapeless.model.build import AnyModel
 from tapeless.report.reporters import Reporters, check_packages
-from tapeless.train.display import Display, make_display
-from tapeless.train.init_from import load_initial_weights, resolve_recipe
-from tapeless.train.metrics_log import read_metrics
-from tapeless.train.output import ignore_write_errors
-from tapeless.train.plan import total_steps
-from tapeless.train.process import process_settings
-from tapeless.train.run_config import Change, RunConfig, write_run_config
-from tapeless.train.run_dir import RunDir
-from tapeless.train.runs import (
+from tapeless.training.display import Display, make_display
+from tapeless.training.init_from import load_initial_weights, resolve_recipe
+from tapeless.training.metrics_log import read_metrics
+from tapeless.training.output import ignore_write_errors
+from tapeless.training.plan import total_steps
+from tapeless.training.process import process_settings
+from tapeless.training.run_config import Change, RunConfig, write_run_config
+from tapeless.training.run_dir import RunDir
+from tapeless.training.runs import (
     Recorder,
     create_run,
     has_progress,
@@ -43,8 +43,8 @@ from tapeless.train.runs import (
     set_fields,
     unused_path,
 )
-from tapeless.train.signals import StopSignals
-from tapeless.train.trainer import Trainer
+from tapeless.training.signals import StopSignals
+from tapeless.training.trainer import Trainer
 
 STOP = "stop"  # what a callback returns to stop the run
 MACHINE = ("device", "dtype", "ops", "threads", "deterministic")  # settings whose change may change the last bits

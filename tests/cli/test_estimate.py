@@ -7,7 +7,7 @@ import pytest
 
 from tapeless.cli.main import main
 from tapeless.estimate import fit
-from tapeless.train.metrics_log import read_metrics
+from tapeless.training.metrics_log import read_metrics
 
 SMALL = ["--hidden-dim", "16", "--num-layers", "1", "--num-heads", "2", "--intermediate-dim", "32", "--max-seq-len", "16"]
 

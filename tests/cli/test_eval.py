@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tapeless.cli.main import main
-from tapeless.train.runs import load
+from tapeless.training.runs import load
 
 
 @pytest.fixture

@@ -52,7 +52,7 @@ def test_defaults_lie_within_the_run(trained: tuple[Path, str], capsys: pytest.C
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["export", "RUN", "--to", "hf", "--dtype", "q8_0", "--out", "x"], "q8_0 is a type of GGUF alone"),
+        (["export", "RUN", "--to", "hf", "--dtype", "q8_0", "--out", "x"], "q8_0 exists in GGUF only"),
         (["export", "RUN", "--to", "onnx"], "invalid choice: 'onnx'"),
         (["export", "RUN"], "required: --to"),
         (["export", "RUN", "--to", "hf", "--shard-size", "5"], "--shard-size 5: expected a size such as 500MB"),
@@ -74,8 +74,8 @@ def test_an_imported_run_needs_what_it_has_not(trained: tuple[Path, str], tmp_pa
     said(capsys, "export", trained[0], "--to", "hf", "--out", tmp_path / "hf")
     said(capsys, "import", tmp_path / "hf", "--out", tmp_path / "run")
     for words, says in (
-        (["generate"], "it was imported; say --prompt"),
-        (["eval"], "has no validation text; say --dataset-path"),
+        (["generate"], "no text to start from; pass --prompt"),
+        (["eval"], "has no validation text; pass --dataset-path"),
         (["train", "resume"], "tapeless train new --init-from"),
     ):
         assert main([*words, str(tmp_path / "run")]) == 2

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tapeless.cli.main import main
-from tapeless.train.metrics_log import read_metrics
+from tapeless.training.metrics_log import read_metrics
 
 SMALL = shlex.split("--hidden-dim 16 --num-layers 1 --num-heads 2 --intermediate-dim 32 --max-seq-len 32")
 
@@ -60,7 +60,7 @@ def test_a_directory_is_no_page(trained: tuple[Path, str], tmp_path: Path, capsy
 
 def test_a_resume_goes_on_in_the_same_files(text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Stopped, and resumed from a checkpoint further back: page and table have every step once."""
-    from tapeless.train.signals import StopSignals
+    from tapeless.training.signals import StopSignals
 
     run = tmp_path / "run"
     words = ["--dataset-path", str(text_file), "--out-dir", str(run), "--batch-size", "2", "--max-steps", "12", "--no-verify"]
@@ -100,7 +100,7 @@ def test_a_missing_package_ends_the_run_before_it_begins(
     name: str, text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ):
     monkeypatch.setitem(sys.modules, name, None)
-    monkeypatch.setattr("tapeless.train.runs.prepare", lambda *_, **__: pytest.fail("the data were prepared first"))
+    monkeypatch.setattr("tapeless.training.runs.prepare", lambda *_, **__: pytest.fail("the data were prepared first"))
     run = tmp_path / "run"
     words = ["--dataset-path", str(text_file), "--out-dir", str(run), "--report-to", f"csv,{name}", "--no-verify"]
     assert main(["train", "new", *SMALL, *words]) == 2

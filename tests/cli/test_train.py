@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from tapeless.cli.main import main
-from tapeless.train.metrics_log import read_metrics
-from tapeless.train.signals import StopSignals
+from tapeless.training.metrics_log import read_metrics
+from tapeless.training.signals import StopSignals
 
 ZIG = (
     "train new --hidden-dim 64 --num-layers 2 --num-heads 2 --intermediate-dim 128 --vocab-size 256 --max-seq-len 32 "
@@ -50,15 +50,15 @@ def test_what_a_run_says(trained: tuple[Path, str]):
     for words in (
         f"run {run}",
         "parameters: 1 layer of width 16, 2 heads, swiglu 32, RMSNorm before each sublayer, rotary positions",
-        "tokens to train on",
+        "training tokens",
         "tokenizer bytes, 256 ids, 1.00 bytes per token",
         "ops cpu (",
         "float32 on cpu",
         "steps 40 of 4 x 32 = 128 tokens",
-        "2 of them warm-up",
+        "2 warm-up steps",
         "decay 0.1 on embed.w, attn.{wq wk wv wo}, ffn.{w_gate w_up w_down}, head.w; none on attn_norm.w, ffn_norm.w",
-        "to beat ln 256 5.5452, unigram ",
-        "gradients agree with the complex step",
+        "baselines ln 256 5.5452, unigram ",
+        "gradients correct on the first batch",
         "plain lines, since the output is not a terminal",
         "done 40 steps",
         "bigram ",
@@ -105,10 +105,10 @@ def test_a_stop_is_75_and_a_resume_ends_where_the_unbroken_run_does(
         patch.setattr(StopSignals, "requested", lambda self: next(asked, True))
         assert main(["train", "new", *common, "--out-dir", str(tmp_path / "broken")]) == 75
     out = capsys.readouterr().out
-    assert "as asked; everything is saved" in out
+    assert "as requested; a checkpoint is saved" in out
     assert f"tapeless train resume {tmp_path / 'broken'}  " in out
     assert main(["train", "resume", str(tmp_path / "broken")]) == 0
-    assert "goes on after step" in " ".join(capsys.readouterr().out.split())  # wherever a long path wraps the line
+    assert "resumed at step" in " ".join(capsys.readouterr().out.split())  # wherever a long path wraps the line
     for name in ("model", "optim"):
         file = Path("checkpoints", "step-00000008", f"{name}.safetensors")
         assert (tmp_path / "whole" / file).read_bytes() == (tmp_path / "broken" / file).read_bytes()
@@ -222,7 +222,7 @@ def test_time_runs_out_and_more_is_given(tmp_path: Path, text_file: Path, capsys
     assert main(["train", "new", *SMALL, *words, "--max-time", "0.001s"]) == 75
     out = " ".join(capsys.readouterr().out.split())  # lines end anywhere
     assert "this process stops after 0.001s" in out
-    assert "its max_time of 0.001s is over; everything is saved" in out
+    assert "max_time 0.001s reached; a checkpoint is saved" in out
     assert f"tapeless train resume {run}" in out
     assert main(["train", "resume", str(run)]) == 75  # the run keeps its limit, and every process has all of it
     assert main(["train", "resume", str(run), "--max-time", "0"]) == 0
@@ -243,4 +243,4 @@ def test_muon_and_an_average_are_said(tmp_path: Path, text_file: Path, capsys: p
 
 def test_a_name_that_no_disk_takes_is_one_line(text_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture):
     assert main(["train", "new", "--dataset-path", str(text_file), "--out-dir", str(tmp_path / ("x" * 300))]) == 2
-    assert "cannot be made: File name too long" in capsys.readouterr().err
+    assert "cannot be created: File name too long" in capsys.readouterr().err

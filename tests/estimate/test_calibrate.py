@@ -28,7 +28,7 @@ def reduced(
     config, monkeypatch: pytest.MonkeyPatch, *, rate: float, room: int = PLENTY, train: TrainConfig = TRAIN
 ) -> list[tuple[int | None, int]]:
     """Layers and rows that are measured on a machine of `rate` FLOP/s."""
-    monkeypatch.setattr(module, "product_seconds", lambda dtype, device: 2 * 512**3 / rate)
+    monkeypatch.setattr(module, "matmul_seconds", lambda dtype, device: 2 * 512**3 / rate)
     chosen = choose_reduced(config, train, memory_of(config, train), room)
     assert all(each.train.grad_accum == 1 for each in chosen)
     return [(getattr(each.config, "num_layers", None), each.train.batch_size) for each in chosen]

@@ -11,7 +11,7 @@ from tapeless.config import ModelConfig, SimpleLMConfig, TrainConfig
 from tapeless.estimate.dry_run import LiveBytes, dry_run
 from tapeless.kernels.dry import META
 from tapeless.model.build import build_model
-from tapeless.train.step import optimizer_of
+from tapeless.training.step import optimizer_of
 
 # Of whole cache lines, so that the flat buffers have no gaps.
 MODEL = ModelConfig(

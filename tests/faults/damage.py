@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tapeless.errors import DamagedError
-from tapeless.train.checkpoint import load_checkpoint
+from tapeless.training.checkpoint import load_checkpoint
 
 FILES = ("model.safetensors", "optim.safetensors", "state.json", "MANIFEST.json")
 

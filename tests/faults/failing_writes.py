@@ -8,8 +8,8 @@ from typing import NamedTuple
 from small_run import Said, content, new, outcome, restore_trainer
 from watched_disk import Point, watched
 
-from tapeless.train.checkpoint import checkpoints, load_checkpoint
-from tapeless.train.run_dir import RunDir
+from tapeless.training.checkpoint import checkpoints, load_checkpoint
+from tapeless.training.run_dir import RunDir
 
 
 class Failure(NamedTuple):

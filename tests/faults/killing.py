@@ -16,7 +16,7 @@ from forked import KILLED, Child, killed_at_random
 from small_run import new, outcome, restore_trainer
 from watched_disk import Point, watched
 
-from tapeless.train.run_dir import RunDir
+from tapeless.training.run_dir import RunDir
 
 LONGER = ["--max-steps", "60", "--save-every", "7", "--eval-every", "10", "--sample-every", "25", "--keep-last", "2"]
 KINDS = {

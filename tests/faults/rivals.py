@@ -12,8 +12,8 @@ from forked import Child
 from small_run import new, outcome
 
 from tapeless.cli.main import main as tapeless_main
-from tapeless.train.run_dir import RunDir
-from tapeless.train.runs import load
+from tapeless.training.run_dir import RunDir
+from tapeless.training.runs import load
 
 SAVING = ["--max-steps", "40", "--save-every", "1", "--eval-every", "10", "--keep-last", "1"]
 

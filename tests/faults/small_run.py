@@ -12,7 +12,7 @@ from run_fixtures import events, text_file
 
 from tapeless.cli.main import main
 from tapeless.data.files import file_sha256
-from tapeless.train.run_dir import RunDir
+from tapeless.training.run_dir import RunDir
 
 FILES = ("model.safetensors", "optim.safetensors", "state.json")
 FLAGS = shlex.split(

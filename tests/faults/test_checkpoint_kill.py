@@ -12,8 +12,8 @@ from checkpoint_fixtures import assert_is, save_at, silent, state_at, tensors_at
 from watched_disk import Point, watched
 
 from tapeless.errors import WriteError
-from tapeless.train.checkpoint import Checkpoint, checkpoints, load_checkpoint, save_checkpoint
-from tapeless.train.rotation import remove_stale, rotate
+from tapeless.training.checkpoint import Checkpoint, checkpoints, load_checkpoint, save_checkpoint
+from tapeless.training.rotation import remove_stale, rotate
 
 
 def killed_everywhere(folder: Path, work: Callable[[], object]) -> list[Path]:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from small_run import command, new, outcome, resume
 
-from tapeless.train.run_dir import RunDir
+from tapeless.training.run_dir import RunDir
 
 JUMPS = [0.0, 4.1e9, -1e10, 1.7e9, 1e17, -1e17, 2.0**31, 1.7e9]  # 1970, 2099, long ago, now, never, never, 2038, now
 

@@ -10,7 +10,7 @@ from damage import DAMAGES, Case, damage, good_files, problems
 from small_run import command, new, outcome, resume
 
 from tapeless.cli.main import main
-from tapeless.train.run_dir import RunDir
+from tapeless.training.run_dir import RunDir
 
 CASES = 100
 

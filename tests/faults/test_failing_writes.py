@@ -14,9 +14,9 @@ from small_run import FLAGS, new, outcome
 from watched_disk import Point, watched
 
 from tapeless.errors import WriteError
-from tapeless.train.checkpoint import checkpoints
-from tapeless.train.metrics_log import MetricsLog, read_metrics
-from tapeless.train.run_dir import RunDir
+from tapeless.training.checkpoint import checkpoints
+from tapeless.training.metrics_log import MetricsLog, read_metrics
+from tapeless.training.run_dir import RunDir
 
 ERRORS = (errno.ENOSPC, errno.EIO, errno.EROFS)
 
@@ -115,7 +115,7 @@ def test_a_log_that_fails_for_a_while_has_every_line_in_the_end(tmp_path: Path):
         with pytest.raises(WriteError, match=r"No space left on device; its last 1 lines are lost"):
             log.close()
     assert len(warnings) == 2
-    assert warnings[0] == f"{path} could not be written: No space left on device; its lines are kept, training goes on"
+    assert warnings[0] == f"{path} cannot be written: No space left on device; its lines are buffered, training continues"
 
 
 def test_a_full_disk_never_takes_the_run_with_it(tmp_path: Path, expected: RunDir):

@@ -18,7 +18,7 @@ from tapeless.kernels.cpu import linear, linear_cross_entropy
 from tapeless.model.transformer import Transformer
 from tapeless.ops.attention import ATTENTION
 from tapeless.optim.adamw import AdamW
-from tapeless.train.step import optimizer_of, train_step
+from tapeless.training.step import optimizer_of, train_step
 from tapeless.verify.cases import cases_of
 from tapeless.verify.finding import distance
 from tapeless.verify.fixtures import TRANSFORMER_CASES, ModelCase, Setting, move_off_init

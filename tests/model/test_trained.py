@@ -7,7 +7,7 @@ from tapeless.config import Lora, ModelConfig, TrainConfig
 from tapeless.errors import ConfigError
 from tapeless.model.transformer import Transformer
 from tapeless.optim import AdamW
-from tapeless.train.step import optimizer_of, train_step
+from tapeless.training.step import optimizer_of, train_step
 from tapeless.verify.fixtures import batch
 
 CONFIG = ModelConfig(vocab_size=23, hidden_dim=24, num_layers=3, num_heads=4, intermediate_dim=13, max_seq_len=16)

@@ -8,9 +8,9 @@ from typing import Any
 from tapeless.config import ModelConfig, TrainConfig
 from tapeless.data.files import write_json
 from tapeless.report.history import RunHistory
-from tapeless.train.metrics_log import MetricsLog
-from tapeless.train.run_config import RunConfig, write_run_config
-from tapeless.train.run_dir import RunDir
+from tapeless.training.metrics_log import MetricsLog
+from tapeless.training.run_config import RunConfig, write_run_config
+from tapeless.training.run_dir import RunDir
 
 GROUPS = ["embed", *(f"blocks.{i}.{part}" for i in range(4) for part in ("attn", "ffn")), "final_norm", "head"]
 NASTY = "</script><script>alert(1)</script><img src=x onerror=alert(1)> & \x1b[31m \ufffd 'quoted' \"twice\""

@@ -7,7 +7,7 @@ from report_fixtures import course, empty_run, step_event
 
 from tapeless.report import html_page
 from tapeless.report.html_page import HtmlPage
-from tapeless.train.run_dir import RunDir
+from tapeless.training.run_dir import RunDir
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from report_fixtures import NASTY, empty_run, story_of, told_run
 
 from tapeless.report.history import RunHistory
 from tapeless.report.page import COLORS, HOME, render
-from tapeless.train.run_dir import RunDir
+from tapeless.training.run_dir import RunDir
 
 
 class Tags(HTMLParser):

@@ -13,8 +13,8 @@ from tapeless.config import TrainConfig
 from tapeless.errors import ConfigError, MissingError
 from tapeless.report import reporters
 from tapeless.report.reporters import PACKAGES, REPORTERS, Reporter, Reporters, check_packages
-from tapeless.train.metrics_log import MetricsLog, read_metrics
-from tapeless.train.run_dir import RunDir
+from tapeless.training.metrics_log import MetricsLog, read_metrics
+from tapeless.training.run_dir import RunDir
 
 
 class Memory(Reporter):

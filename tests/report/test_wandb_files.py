@@ -12,7 +12,7 @@ from report_fixtures import course, empty_run, loss_at, step_event
 from tapeless.errors import MissingError
 from tapeless.report.wandb_files import WandbFiles
 from tapeless.report.wandb_records import wandb_records
-from tapeless.train.run_dir import RunDir
+from tapeless.training.run_dir import RunDir
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of its own dependencies
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tapeless.data.files import file_sha256, write_json
-from tapeless.train.checkpoint import MANIFEST, MODEL, OPTIM, STATE, Checkpoint, save_checkpoint
+from tapeless.training.checkpoint import MANIFEST, MODEL, OPTIM, STATE, Checkpoint, save_checkpoint
 
 
 def state_at(step: int, **changes: object) -> dict[str, object]:

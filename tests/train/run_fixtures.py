@@ -11,11 +11,11 @@ from typing import Any
 from tapeless.config import AnyModelConfig, ModelConfig, TrainConfig
 from tapeless.data.files import file_sha256
 from tapeless.data.prepare import Dataset, open_prepared, prepare
-from tapeless.train.metrics_log import read_metrics
-from tapeless.train.run_config import read_run_config
-from tapeless.train.run_dir import RunDir
-from tapeless.train.runs import Recorder, create_run, make_model, restore_trainer
-from tapeless.train.trainer import Trainer
+from tapeless.training.metrics_log import read_metrics
+from tapeless.training.run_config import read_run_config
+from tapeless.training.run_dir import RunDir
+from tapeless.training.runs import Recorder, create_run, make_model, restore_trainer
+from tapeless.training.trainer import Trainer
 
 MODEL = ModelConfig(vocab_size=256, hidden_dim=16, num_layers=2, num_heads=2, intermediate_dim=24, max_seq_len=8)
 WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog", "and", "runs", "home"]

@@ -15,12 +15,12 @@ from tapeless.data.tokenizer import ByteTokenizer
 from tapeless.errors import CheckpointError
 from tapeless.interop.generation import Generation
 from tapeless.model.transformer import Transformer
-from tapeless.train.checkpoint import MODEL, read_checkpoint, restore
-from tapeless.train.imported import write_run
-from tapeless.train.init_from import load_initial_weights
-from tapeless.train.run_config import read_run_config
-from tapeless.train.run_dir import RunDir
-from tapeless.train.runs import make_model
+from tapeless.training.checkpoint import MODEL, read_checkpoint, restore
+from tapeless.training.imported import write_run
+from tapeless.training.init_from import load_initial_weights
+from tapeless.training.run_config import read_run_config
+from tapeless.training.run_dir import RunDir
+from tapeless.training.runs import make_model
 
 SHAPE = ModelConfig(vocab_size=256, hidden_dim=16, num_layers=2, num_heads=2, intermediate_dim=12, max_seq_len=16)
 TEXT = "every forward has its backward, and every backward has its judges\n" * 30
@@ -135,7 +135,7 @@ def test_another_base_is_refused(base: Path):
     run = adapted(base)
     other = base / "checkpoints" / "step-00000000"
     shutil.rmtree(base)
-    with pytest.raises(CheckpointError, match="which is not there"):
+    with pytest.raises(CheckpointError, match="which is missing"):
         tapeless.load(run.path)
     write_run(base, SHAPE, Transformer(SHAPE, seed=4).params, ByteTokenizer(), Generation(), [])
     assert other.is_dir()

@@ -12,12 +12,12 @@ from tapeless.config import ModelConfig
 from tapeless.errors import CheckpointError, ConfigError
 from tapeless.model.transformer import Transformer
 from tapeless.optim.ema import Ema
-from tapeless.train import runs
-from tapeless.train.checkpoint import read_checkpoint
-from tapeless.train.evaluate import evaluate
-from tapeless.train.guard import Limit
-from tapeless.train.run_dir import RunDir
-from tapeless.train.trainer import Trainer
+from tapeless.training import runs
+from tapeless.training.checkpoint import read_checkpoint
+from tapeless.training.evaluate import evaluate
+from tapeless.training.guard import Limit
+from tapeless.training.run_dir import RunDir
+from tapeless.training.trainer import Trainer
 
 STEP = "step-00000012"
 

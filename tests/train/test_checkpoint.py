@@ -15,8 +15,8 @@ from tapeless.data.files import file_sha256, write_json
 from tapeless.errors import CheckpointError, DamagedError
 from tapeless.model.transformer import Transformer
 from tapeless.optim import AdamW
-from tapeless.train import checkpoint
-from tapeless.train.checkpoint import (
+from tapeless.training import checkpoint
+from tapeless.training.checkpoint import (
     ADDED,
     FORMAT_VERSION,
     STATE_FIELDS,
@@ -216,7 +216,7 @@ def test_a_checkpoint_that_is_gone_is_said_to_be(folder: Path):
     shutil.rmtree(folder / "step-00000030")
     warnings: list[str] = []
     assert_is(load_checkpoint(folder, on_warning=warnings.append), 20)
-    assert warnings == [f"{folder / 'latest'} names step-00000030, which is not there; there are 10, 20"]
+    assert warnings == [f"{folder / 'latest'} names step-00000030, which does not exist; there are 10, 20"]
     with pytest.raises(DamagedError, match="which is not there"):
         load_checkpoint(folder, fallback=False, on_warning=silent)
 

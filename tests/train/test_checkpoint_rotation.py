@@ -8,9 +8,9 @@ from checkpoint_fixtures import assert_is, flip, save_at, silent
 from run_fixtures import begin_run, config, play
 
 from tapeless.errors import CheckpointError
-from tapeless.train import checkpoint
-from tapeless.train.checkpoint import checkpoints, load_checkpoint
-from tapeless.train.rotation import is_new_best, mark_best, remove_stale, rotate
+from tapeless.training import checkpoint
+from tapeless.training.checkpoint import checkpoints, load_checkpoint
+from tapeless.training.rotation import is_new_best, mark_best, remove_stale, rotate
 
 
 @pytest.fixture

@@ -12,11 +12,11 @@ from run_fixtures import MODEL, config, dataset
 
 from tapeless.config import ModelConfig, SimpleLMConfig
 from tapeless.data.baselines import Baselines
-from tapeless.train import display as display_module
-from tapeless.train.display import Display, JsonDisplay, LiveDisplay, Progress, curve, framed, make_display, memory
-from tapeless.train.runs import make_model
-from tapeless.train.summary import decay_groups, duration, introduction, model_words, next_commands, readable
-from tapeless.train.trainer import Trainer
+from tapeless.training import display as display_module
+from tapeless.training.display import Display, JsonDisplay, LiveDisplay, Progress, curve, framed, make_display, memory
+from tapeless.training.runs import make_model
+from tapeless.training.summary import decay_groups, duration, introduction, model_text, next_commands, readable
+from tapeless.training.trainer import Trainer
 
 BEATEN = Baselines(5.5452, 3.2, 2.5)
 
@@ -106,23 +106,21 @@ def test_what_a_model_draws_cannot_command_the_terminal():
 
 
 def test_the_kind_follows_the_output(monkeypatch: pytest.MonkeyPatch):
-    assert type(make_display(json_lines=True, log_every=1)) is JsonDisplay
-    assert "not a terminal" in make_display(json_lines=False, log_every=1).reason
+    assert type(make_display("json", 1)) is JsonDisplay
+    assert "not a terminal" in make_display("auto", 1).reason
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
     monkeypatch.setenv("TERM", "xterm")
-    assert type(make_display(json_lines=False, log_every=1)) is LiveDisplay
+    assert type(make_display("auto", 1)) is LiveDisplay
     monkeypatch.setattr(display_module, "find_spec", lambda name: None)
-    assert "pip install rich" in make_display(json_lines=False, log_every=1).reason
+    assert "pip install rich" in make_display("auto", 1).reason
     monkeypatch.setenv("TERM", "dumb")
-    assert "not a terminal" in make_display(json_lines=False, log_every=1).reason
+    assert "not a terminal" in make_display("auto", 1).reason
 
 
 def test_rich_is_loaded_for_a_terminal_alone():
     import subprocess
 
-    code = (
-        "import sys, tapeless.train.display as d; d.make_display(json_lines=False, log_every=1); print('rich' in sys.modules)"
-    )
+    code = "import sys, tapeless.training.display as d; d.make_display('auto', 1); print('rich' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
 
@@ -179,8 +177,8 @@ def test_a_failed_check_is_named(capsys: pytest.CaptureFixture):
 
 def test_the_panel_has_every_number():
     shown, _ = live()
-    shown.beaten, shown.progress = BEATEN, Progress(0, 200)
-    assert "the first step" in rendered(shown)
+    shown.baselines, shown.progress = BEATEN, Progress(0, 200)
+    assert "first step" in rendered(shown)
     for n in range(1, 101):
         shown.event(step(n))
     panel = rendered(shown)
@@ -197,7 +195,7 @@ def test_the_panel_has_every_number():
 
 def test_a_narrow_terminal_loses_no_number():
     shown, _ = live(width=40)
-    shown.beaten, shown.progress = BEATEN, Progress(0, 200)
+    shown.baselines, shown.progress = BEATEN, Progress(0, 200)
     for n in range(1, 101):
         shown.event(step(n))
     panel = rendered(shown)
@@ -233,7 +231,7 @@ def test_a_failure_ends_the_live_display():
 def test_the_introduction_says_what_was_decided(trainer: Trainer, tmp_path: Path):
     rows = dict(introduction(tmp_path / "run", trainer, BEATEN))
     assert rows["run"] == str(tmp_path / "run")
-    assert rows["to beat"] == "ln 256 5.5452, unigram 3.2000, bigram 2.5000"
+    assert rows["baselines"] == "ln 256 5.5452, unigram 3.2000, bigram 2.5000"
     assert rows["steps"] == "12 of 2 x 8 = 16 tokens, 0.312 epochs; no warm-up"
     assert rows["tokenizer"] == "bytes, 256 ids, 1.00 bytes per token"
     assert (
@@ -249,7 +247,7 @@ def test_a_vocabulary_larger_than_the_tokenizers_is_said_aloud(tmp_path: Path):
     train = config(optimizer="sgd", nesterov=True, lr_schedule="constant", weight_decay=0.0, grad_clip=0.0, grad_accum=2)
     trainer = Trainer(make_model(replace(MODEL, vocab_size=300), train), train, dataset(tmp_path))
     rows = dict(introduction(None, trainer, BEATEN))
-    assert "the model has 300: 44 of them stay unused" in rows["tokenizer"]
+    assert "the model has 300: 44 are unused" in rows["tokenizer"]
     assert rows["optimizer"] == "sgd, momentum 0.9, nesterov, lr 0.01, constant, no clipping"
     assert rows["decay"] == "none"
     assert "2 x 8 x 2 micro-batches = 32 tokens" in rows["steps"]
@@ -263,27 +261,31 @@ def test_decay_groups_by_kind():
 
 
 def test_models_in_words():
-    assert "4 heads over 2 of keys" in model_words(ModelConfig(num_kv_heads=2), None)
-    assert model_words(SimpleLMConfig(), 98688) == "98,688 parameters: SimpleLM, width 64, hidden layer 256, vocabulary 256"
-    post = model_words(ModelConfig(norm_placement="post", tie_embeddings=True, dropout=0.1, position="none"), 5)
+    assert "4 heads with 2 KV heads" in model_text(ModelConfig(num_kv_heads=2), None)
+    assert model_text(SimpleLMConfig(), 98688) == "98,688 parameters: SimpleLM, width 64, hidden layer 256, vocabulary 256"
+    post = model_text(ModelConfig(norm_placement="post", tie_embeddings=True, dropout=0.1, position="none"), 5)
     assert "RMSNorm after each sublayer, no positions, vocabulary 256 (tied), up to 128 tokens, dropout 0.1" in post
 
 
 def test_the_closing_stands_beside_what_was_to_beat(trainer: Trainer, tmp_path: Path, capsys: pytest.CaptureFixture):
     display = Display()
-    display.beaten = BEATEN
+    display.baselines = BEATEN
     trainer.steps, trainer.best_val_loss, trainer.best_step = 12, 1.5, 6
     display.event(found(12, 2.0, 1.5))
     capsys.readouterr()
     display.close(tmp_path / "my run", trainer, "done")
     out = capsys.readouterr().out
-    for words in ("validation 2.0000", "best       1.5000   at step 6", "bigram     2.5000   the loss is 20.0 % below it"):
+    for words in (
+        "validation 2.0000",
+        "best       1.5000   at step 6",
+        "2.5000   the validation loss is 20.0 % below",
+    ):
         assert words in out
     assert f"tapeless generate '{tmp_path / 'my run'}'" in out  # a path with a space can be pasted
     display.progress.eval = {}
     display.close(None, trainer, "stopped")
     out = capsys.readouterr().out
-    assert "stopped    at step 12 of 12, as asked; everything is saved" in out
+    assert "stopped    at step 12 of 12, as requested; a checkpoint is saved" in out
     assert "tapeless" not in out
 
 
@@ -292,6 +294,6 @@ def test_the_next_commands_parse():
 
     from tapeless.cli.main import build_parser
 
-    for ending in ("done", "early", "stopped", "cut off", "diverged"):
+    for ending in ("done", "early", "stopped", "interrupted", "diverged"):
         for command, _ in next_commands(Path("runs/a b"), ending, 100):
             build_parser().parse_args(shlex.split(command)[1:])

@@ -16,9 +16,9 @@ from tapeless.data.loader import IGNORED, Loader, validation_windows
 from tapeless.data.prepare import prepare
 from tapeless.errors import ConfigError
 from tapeless.model.build import build_model
-from tapeless.train.checkpoint import read_checkpoint
-from tapeless.train.run_dir import RunDir
-from tapeless.train.trainer import Trainer
+from tapeless.training.checkpoint import read_checkpoint
+from tapeless.training.run_dir import RunDir
+from tapeless.training.trainer import Trainer
 
 MODEL = ModelConfig(vocab_size=256, hidden_dim=16, num_layers=2, num_heads=2, intermediate_dim=24, max_seq_len=24)
 TRAIN = TrainConfig(
@@ -119,5 +119,5 @@ def test_validation_is_of_its_own_documents_one_by_one(data, tmp_path: Path, cap
 def test_what_it_needs(data):
     with pytest.raises(ConfigError, match="needs a model with attention"):
         Trainer(build_model(SimpleLMConfig()), TRAIN, data)
-    with pytest.raises(ConfigError, match="needs to know where documents begin"):
+    with pytest.raises(ConfigError, match="needs document boundaries"):
         Trainer(build_model(MODEL), TRAIN, data._replace(train_starts=None))

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from tapeless.config import ModelConfig, SimpleLMConfig
 from tapeless.model.build import build_model
-from tapeless.train import evaluate as module
-from tapeless.train.evaluate import accuracy, evaluate
+from tapeless.training import evaluate as module
+from tapeless.training.evaluate import accuracy, evaluate
 
 V, N, T = 13, 9, 6
 MODEL = ModelConfig(vocab_size=V, hidden_dim=8, num_layers=2, num_heads=2, intermediate_dim=12, max_seq_len=T)

@@ -18,9 +18,9 @@ from tapeless.errors import InputError, NonFiniteError
 from tapeless.kernels import choose
 from tapeless.kernels.triton.ops import triton_ops
 from tapeless.model.transformer import Transformer
-from tapeless.train.graph import GraphedStep, graphed_step
-from tapeless.train.layer_stats import LayerStats
-from tapeless.train.step import optimizer_of, train_step
+from tapeless.training.graph import GraphedStep, graphed_step
+from tapeless.training.layer_stats import LayerStats
+from tapeless.training.step import optimizer_of, train_step
 
 CONFIG = ModelConfig(vocab_size=31, hidden_dim=16, num_layers=1, num_heads=2, intermediate_dim=20, max_seq_len=8)
 pytestmark = [

@@ -10,11 +10,11 @@ import torch
 from run_fixtures import MODEL, begin_run, config, dataset, events, final_bytes, play, state
 
 from tapeless.model.build import build_model
-from tapeless.train import step as step_module
-from tapeless.train.checkpoint import checkpoints
-from tapeless.train.guard import FLOOR, LEAST, WINDOW, SpikeGuard
-from tapeless.train.run_dir import RunDir
-from tapeless.train.trainer import Trainer
+from tapeless.training import step as step_module
+from tapeless.training.checkpoint import checkpoints
+from tapeless.training.guard import FLOOR, LEAST, WINDOW, SpikeGuard
+from tapeless.training.run_dir import RunDir
+from tapeless.training.trainer import Trainer
 
 
 def guard(losses: list[float], z: float = 20.0) -> SpikeGuard:

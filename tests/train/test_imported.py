@@ -13,10 +13,10 @@ from tapeless.errors import ConfigError, DataError, InputError, UntrustedFileErr
 from tapeless.interop.generation import Generation
 from tapeless.interop.hf_export import export_hugging_face
 from tapeless.model.transformer import Transformer
-from tapeless.train.imported import generation_of, import_model
-from tapeless.train.info import describe, run_facts
-from tapeless.train.run_dir import RunDir
-from tapeless.train.runs import load, resume_config
+from tapeless.training.imported import generation_of, import_model
+from tapeless.training.info import describe, run_facts
+from tapeless.training.run_dir import RunDir
+from tapeless.training.runs import load, resume_config
 
 SHAPE = ModelConfig(vocab_size=260, hidden_dim=16, num_layers=1, num_heads=2, intermediate_dim=8, max_seq_len=2000)
 WANTED = Generation((10,), sampling=Sampling(top_k=5))
@@ -57,21 +57,21 @@ def test_a_wish_that_cannot_be_read(source, tmp_path: Path):
 
 def test_it_has_no_text_to_go_on_with(source, tmp_path: Path):
     run = import_model(source[0], tmp_path / "run", []).run
-    with pytest.raises(ConfigError, match="was imported and has no text to go on with"):
+    with pytest.raises(ConfigError, match="was imported and has no data to train on"):
         resume_config(run, {})
 
 
 def test_info_says_what_it_is(source, tmp_path: Path):
     run = import_model(source[0], tmp_path / "run", []).run
     text = describe(run_facts(run.path))
-    assert "imported: no step was taken here" in text
+    assert "imported: not trained here" in text
     assert f"tapeless generate {run.path}" in text
     assert "train resume" not in text
 
 
 def test_a_directory_without_a_tokenizer_needs_one_named(source, tmp_path: Path):
     folder, _ = source
-    with pytest.raises(InputError, match="has a tokenizer of its own"):
+    with pytest.raises(InputError, match="has its own tokenizer"):
         import_model(folder, tmp_path / "run", [], tokenizer="bytes")
     (folder / "tokenizer.json").unlink()
     for asked, says in ((None, "has no tokenizer.json; name one: --tokenizer bytes"), ("bpe", "is made from a text")):
@@ -87,12 +87,12 @@ def test_a_tokenizer_that_is_named_must_fit(tmp_path: Path):
     config = ModelConfig(vocab_size=200, hidden_dim=16, num_layers=1, num_heads=2, intermediate_dim=8)
     export_hugging_face(tmp_path / "x", config, Transformer(config).params, ByteTokenizer(), Generation())
     (tmp_path / "x" / "tokenizer.json").unlink()
-    with pytest.raises(InputError, match="bytes has 256 ids, but the vocabulary of the model is 200"):
+    with pytest.raises(InputError, match="bytes has 256 ids, but the model's vocabulary has 200"):
         import_model(tmp_path / "x", tmp_path / "run", [], tokenizer="bytes")
 
 
 def test_nothing_is_left_of_an_import_that_failed(source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("tapeless.train.imported.save_checkpoint", lambda *_: 1 / 0)
+    monkeypatch.setattr("tapeless.training.imported.save_checkpoint", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         import_model(source[0], tmp_path / "run", [])
     assert not (tmp_path / "run").exists()

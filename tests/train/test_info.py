@@ -9,8 +9,8 @@ from run_fixtures import begin_run, config, play
 
 from tapeless.errors import ConfigError, DataError
 from tapeless.report.history import RunHistory
-from tapeless.train.info import describe, run_facts
-from tapeless.train.run_dir import RunDir, RunLock, holder
+from tapeless.training.info import describe, run_facts
+from tapeless.training.run_dir import RunDir, RunLock, holder
 
 
 def start(run: RunDir, total_steps: int = 12) -> dict:
@@ -64,7 +64,7 @@ def test_a_run_that_was_played_to_its_end(run: RunDir):
 
 def test_prepared_and_never_begun(run: RunDir):
     facts = run_facts(run.path)
-    assert (facts["state"], facts["step"], facts["checkpoints"]) == ("never begun", 0, [])
+    assert (facts["state"], facts["step"], facts["checkpoints"]) == ("not started", 0, [])
     assert "no step was taken; step 0 of 12" in describe(facts)
     assert f"tapeless train resume {run.path} " in describe(facts)
 
@@ -72,7 +72,7 @@ def test_prepared_and_never_begun(run: RunDir):
 def test_cut_off_in_the_middle_of_a_line(run: RunDir):
     write(run, start(run), step(1), step(2), more='{"event": "st')
     facts = run_facts(run.path)
-    assert (facts["state"], facts["step"]) == ("cut off", 2)
+    assert (facts["state"], facts["step"]) == ("interrupted", 2)
     assert "no checkpoint" in describe(facts)
 
 
@@ -80,7 +80,7 @@ def test_stopped_as_asked(run: RunDir):
     write(run, start(run), step(1), {"event": "end", "step": 1, "reason": "stopped"})
     (run.checkpoints / "step-00000001").mkdir()
     text = describe(run_facts(run.path))
-    assert "stopped as asked; step 1 of 12" in text
+    assert "stopped as requested; step 1 of 12" in text
     assert text.index("tapeless train resume") < text.index("tapeless generate")
 
 
@@ -108,7 +108,7 @@ def test_resumed_after_it_diverged_is_not_diverged(run: RunDir):
     resumed = start(run) | {"event": "resume"}
     write(run, start(run), {"event": "guard", "step": 0, "error": "loss nan"}, resumed, step(1))
     facts = run_facts(run.path)
-    assert (facts["state"], facts["resumes"]) == ("cut off", 1)
+    assert (facts["state"], facts["resumes"]) == ("interrupted", 1)
     assert "resumed 1 time" in describe(facts)
 
 
@@ -131,9 +131,9 @@ def test_a_live_run_is_seen_and_not_disturbed(run: RunDir):
         facts = run_facts(run.path)
         assert facts["state"] == "running"
         assert "process " in facts["held_by"]
-        assert "running: held by process " in describe(facts)
+        assert "running: process " in describe(facts)
         assert holder(run.lock)  # asking does not take it away
-    assert run_facts(run.path)["state"] == "cut off"
+    assert run_facts(run.path)["state"] == "interrupted"
     with RunLock(run.lock):
         pass  # nor is it kept
 
@@ -151,15 +151,15 @@ def test_a_run_whose_log_is_gone_has_its_checkpoints(run: RunDir):
     play(run)
     run.metrics.unlink()
     facts = run_facts(run.path)
-    assert (facts["state"], facts["step"]) == ("cut off", 12)
-    assert "begin at step 0" not in describe(facts)
+    assert (facts["state"], facts["step"]) == ("interrupted", 12)
+    assert "start at step 0" not in describe(facts)
 
 
 @pytest.mark.parametrize("event", [{"event": "step", "step": 1}, {"event": "eval", "step": 1}, {"event": "end", "step": 1}])
 def test_an_event_that_is_not_whole_is_one_line(run: RunDir, event: dict):
     write(run, start(run), event)
     for read in (run_facts, lambda path: RunHistory.of(RunDir(path))):
-        with pytest.raises(DataError, match=r"metrics\.jsonl: damaged: an event lacks"):
+        with pytest.raises(DataError, match=r"metrics\.jsonl: damaged: an event has a missing"):
             describe(read(run.path))
 
 

@@ -14,12 +14,12 @@ from tapeless.errors import CheckpointError, ConfigError
 from tapeless.interop.generation import Generation
 from tapeless.interop.hf_export import export_hugging_face
 from tapeless.model.transformer import Transformer
-from tapeless.train.checkpoint import read_checkpoint
-from tapeless.train.imported import import_model
-from tapeless.train.init_from import load_initial_weights, resolve_recipe
-from tapeless.train.metrics_log import read_metrics
-from tapeless.train.run_config import read_run_config
-from tapeless.train.run_dir import RunDir
+from tapeless.training.checkpoint import read_checkpoint
+from tapeless.training.imported import import_model
+from tapeless.training.init_from import load_initial_weights, resolve_recipe
+from tapeless.training.metrics_log import read_metrics
+from tapeless.training.run_config import read_run_config
+from tapeless.training.run_dir import RunDir
 
 SHAPE = ModelConfig(vocab_size=256, hidden_dim=16, num_layers=1, num_heads=2, intermediate_dim=8, max_seq_len=16)
 TEXT = "every forward has its backward, and every backward has its judges\n" * 30
@@ -81,7 +81,7 @@ def test_what_the_other_run_learns_later_is_not_begun_with(source: Path, tmp_pat
     load_initial_weights(model, RunDir(tmp_path / "no checkpoint yet"), config, on_warning=pytest.fail)
     assert model.store.flat.equal(before)
     shutil.rmtree(other.checkpoints / "step-00000002")
-    with pytest.raises(CheckpointError, match=r"the run began with .*step-00000002, which is not there"):
+    with pytest.raises(CheckpointError, match=r"the run started from .*step-00000002, which is missing"):
         load_initial_weights(model, RunDir(tmp_path / "no checkpoint yet"), config, on_warning=pytest.fail)
 
 
@@ -179,7 +179,7 @@ def test_a_directory_that_cannot_be_trusted_leaves_nothing_behind(source: Path, 
     words = ["--init-from", theirs, "--dataset-path", tmp_path / "text.txt", "--max-steps", "1", "--out-dir", out]
     (theirs / "tokenizer.json").rename(tmp_path / "tokenizer.json")
     assert train(*words) == 2
-    assert "has no tokenizer.json; name one by --tokenizer" in capsys.readouterr().err
+    assert "has no tokenizer.json; pass one with --tokenizer" in capsys.readouterr().err
     weights = theirs / "model.safetensors"
     whole = weights.read_bytes()
     weights.write_bytes(whole[:-4])

@@ -18,8 +18,8 @@ from tapeless.errors import InvariantError
 from tapeless.model.build import build_model
 from tapeless.model.transformer import Transformer
 from tapeless.ops.op import Op, OpSet
-from tapeless.train.invariants import check_invariants, identities
-from tapeless.train.trainer import Trainer
+from tapeless.training.invariants import check_invariants, identities
+from tapeless.training.trainer import Trainer
 
 V, T = 19, 6
 RMS = ModelConfig(vocab_size=V, hidden_dim=8, num_layers=2, num_heads=2, intermediate_dim=12, max_seq_len=T)
@@ -66,7 +66,7 @@ def test_documents_that_are_kept_apart_do_not_see_each_other(ops: str):
     check_invariants(model, tokens, targets, documents, step=0, first_sample=0)
     attention = model.ops.attention
     model.ops = replace(model.ops, attention=Op(lambda q, k, v, documents: attention.forward(q, k, v), attention.backward))
-    with pytest.raises(InvariantError, match="logits do not see other documents"):
+    with pytest.raises(InvariantError, match="logits do not depend on other documents"):
         check_invariants(model, tokens, targets, documents, step=0, first_sample=0)
 
 
@@ -81,7 +81,7 @@ def test_so_does_a_model_without_attention():
         return loss
 
     model.forward_backward = scattered  # type: ignore[method-assign]
-    with pytest.raises(InvariantError, match="unused rows have no gradient"):
+    with pytest.raises(InvariantError, match="unused rows have zero gradient"):
         check_invariants(model, *batch(), step=0, first_sample=0)
 
 
@@ -151,10 +151,10 @@ FAULTS = {
     "shifted": (LAYER, r"of LayerNorm does not hold|<x, dx> = 0 of a norm does not hold"),
     "one logit": (RMS, r"sum of dw over V = 0 does not hold in head"),
     "ignored": (LAYER, r"dx = 0 of ignored targets does not hold in head"),
-    "longer": (RMS, r"the rotation keeps the length of k does not hold in blocks\.0\.attn"),
-    "values": (LAYER, r"v is what the product gave does not hold in blocks\.0\.attn"),
-    "future": (RMS, r"logits do not see later tokens does not hold"),
-    "rows": (RMS, r"unused rows have no gradient does not hold in embed"),
+    "longer": (RMS, r"the rotation preserves the length of k does not hold in blocks\.0\.attn"),
+    "values": (LAYER, r"v is the output of the projection does not hold in blocks\.0\.attn"),
+    "future": (RMS, r"logits do not depend on later tokens does not hold"),
+    "rows": (RMS, r"unused rows have zero gradient does not hold in embed"),
 }
 
 
@@ -179,14 +179,14 @@ def test_looking_changes_nothing(tmp_path: Path):
 
 def test_it_is_looked_at_every_n_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     steps: list[int] = []
-    monkeypatch.setattr("tapeless.train.trainer.check_invariants", lambda *a, step, **o: steps.append(step + 1))
+    monkeypatch.setattr("tapeless.training.trainer.check_invariants", lambda *a, step, **o: steps.append(step + 1))
     Trainer(build_model(SMALL), config(check_invariants_every=5), dataset(tmp_path)).run()
     assert steps == [5, 10]
 
 
 def test_the_command_ends_with_3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     run = begin_run(tmp_path / "run", config())
-    monkeypatch.setattr("tapeless.train.invariants.IDENTITY", {"float32": -math.inf})
+    monkeypatch.setattr("tapeless.training.invariants.IDENTITY", {"float32": -math.inf})
     assert main(["train", "resume", str(run.path), "--override", "check_invariants_every=4"]) == 3
     assert capsys.readouterr().err.splitlines()[-1].startswith("error[IDENTITY]: step 4: ")
     assert [event["step"] for event in events(run, ["step"])] == [1, 2, 3]

@@ -11,9 +11,9 @@ from run_fixtures import MODEL, begin_run, config, dataset, events, final_bytes,
 from tapeless.config import ModelConfig, SimpleLMConfig, TrainConfig
 from tapeless.model.build import build_model
 from tapeless.model.transformer import Transformer
-from tapeless.train import layer_stats
-from tapeless.train.layer_stats import LayerStats, group_of, part_of
-from tapeless.train.trainer import Trainer
+from tapeless.training import layer_stats
+from tapeless.training.layer_stats import LayerStats, group_of, part_of
+from tapeless.training.trainer import Trainer
 
 GROUPS = ["embed", "blocks.0.attn", "blocks.0.ffn", "blocks.1.attn", "blocks.1.ffn", "final_norm", "head"]
 

@@ -12,8 +12,8 @@ import torch
 import tapeless
 from tapeless.cli.main import main
 from tapeless.errors import CheckpointError, ConfigError
-from tapeless.train.run_config import read_run_config
-from tapeless.train.runs import create_run, make_model
+from tapeless.training.run_config import read_run_config
+from tapeless.training.runs import create_run, make_model
 
 TEXT = "every forward has its backward, and every backward has its judges\n" * 20
 

@@ -7,9 +7,9 @@ from run_fixtures import begin_run, config, events, final_bytes, play
 
 from tapeless.config import TrainConfig, seconds
 from tapeless.errors import ConfigError
-from tapeless.train import trainer as module
-from tapeless.train.checkpoint import pointed
-from tapeless.train.run_dir import RunDir
+from tapeless.training import trainer as module
+from tapeless.training.checkpoint import pointed
+from tapeless.training.run_dir import RunDir
 
 
 class Clock:

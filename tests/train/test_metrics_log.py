@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tapeless.errors import DataError
-from tapeless.train.metrics_log import MetricsLog, read_metrics
+from tapeless.training.metrics_log import MetricsLog, read_metrics
 
 
 def written(path: Path, steps: int) -> Path:

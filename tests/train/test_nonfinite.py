@@ -17,7 +17,7 @@ from tapeless.errors import NonFiniteError
 from tapeless.model.build import AnyModel, build_model
 from tapeless.model.transformer import Transformer
 from tapeless.ops.op import Op
-from tapeless.train.trainer import Trainer
+from tapeless.training.trainer import Trainer
 
 Plant = Callable[[Transformer], None]
 
@@ -138,7 +138,7 @@ def test_a_fault_of_the_memory_is_named_though_it_does_not_come_again(tmp_path: 
     model = build_model(MODEL)
     once(model, lambda: model.grads["blocks.0.ffn.w_up"][3, 2].fill_(math.nan))
     said = refused(a_trainer(tmp_path, model, grad_accum=2))
-    assert "first bad tensor: gradient of blocks.0.ffn.w_up[3, 2] = nan in blocks.0.ffn (computed once more, every op" in said
+    assert "first bad tensor: gradient of blocks.0.ffn.w_up[3, 2] = nan in blocks.0.ffn (computed again, every op" in said
 
 
 def test_a_model_without_attention(tmp_path: Path):
@@ -164,14 +164,14 @@ def test_the_dump_says_it_all_and_the_run_goes_on(tmp_path: Path, monkeypatch: p
             return healthy(self)
 
         patch.setattr(Trainer, "next_batch", spoilt)
-        with pytest.raises(NonFiniteError, match=r"dump: .*step-00000007\.json; go on .* tapeless train resume ") as caught:
+        with pytest.raises(NonFiniteError, match=r"dump: .*step-00000007\.json; resume .* tapeless train resume ") as caught:
             play(run)
     dump = json.loads((run.path / "dumps" / "step-00000007.json").read_text())
     assert dump["step"] == 7
     assert dump["samples"] == [12, 13]
     assert dump["first_bad_tensor"]["tensor"] == "parameter blocks.1.ffn.w_gate"
     assert dump["first_bad_tensor"]["layer"] == "blocks.1.ffn"
-    assert dump["first_bad_tensor"]["place"] == [0, 1]
+    assert dump["first_bad_tensor"]["element"] == [0, 1]
     assert "blocks.1.ffn linear forward" in dump["first_bad_tensor"]["note"]
     assert dump["error"] in str(caught.value)
     tokens = torch.tensor(dump["batch"]["tokens"])

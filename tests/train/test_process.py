@@ -6,7 +6,7 @@ import torch
 import tapeless
 from tapeless.config import TrainConfig
 from tapeless.errors import ConfigError
-from tapeless.train.process import limit_threads, num_threads, process_settings, usable_device
+from tapeless.training.process import limit_threads, num_threads, process_settings, usable_device
 
 SHAPE = tapeless.ModelConfig(vocab_size=16, hidden_dim=8, num_layers=1, num_heads=2, intermediate_dim=8, max_seq_len=4)
 

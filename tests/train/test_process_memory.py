@@ -2,7 +2,7 @@
 
 import torch
 
-from tapeless.train.memory import bytes_words, device_bytes, resident_bytes
+from tapeless.training.memory import device_bytes, format_bytes, resident_bytes
 
 
 def test_memory_that_is_taken_is_counted():
@@ -20,4 +20,4 @@ def test_a_cpu_is_no_device():
 
 
 def test_in_words():
-    assert [bytes_words(size) for size in (461_000_000, 9_990_000_000, 12_340_000_000)] == ["461 MB", "9,990 MB", "12.3 GB"]
+    assert [format_bytes(size) for size in (461_000_000, 9_990_000_000, 12_340_000_000)] == ["461 MB", "9,990 MB", "12.3 GB"]

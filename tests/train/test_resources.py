@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tapeless.train import resources
+from tapeless.training import resources
 
 GIB = 2**30
 

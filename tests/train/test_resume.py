@@ -14,11 +14,11 @@ from run_fixtures import MODEL, begin_run, config, copy_of, events, final_bytes,
 
 from tapeless.config import AnyModelConfig, SimpleLMConfig, TrainConfig
 from tapeless.errors import ConfigError
-from tapeless.train import evaluate, trainer
-from tapeless.train.checkpoint import checkpoints, load_checkpoint, pointed
-from tapeless.train.evaluate import Evaluation
-from tapeless.train.metrics_log import read_metrics
-from tapeless.train.run_dir import RunDir
+from tapeless.training import evaluate, trainer
+from tapeless.training.checkpoint import checkpoints, load_checkpoint, pointed
+from tapeless.training.evaluate import Evaluation
+from tapeless.training.metrics_log import read_metrics
+from tapeless.training.run_dir import RunDir
 
 # 77 windows: 12 steps of 2 x 8 samples go through two epochs and a half.
 KINDS: dict[str, tuple[AnyModelConfig, dict[str, Any]]] = {

@@ -8,7 +8,7 @@ import pytest
 
 from tapeless.config import ModelConfig, SimpleLMConfig, TrainConfig, load_preset, preset_names
 from tapeless.errors import ConfigError
-from tapeless.train.run_config import FREE, RunConfig, check_resume, read_run_config, write_run_config
+from tapeless.training.run_config import FREE, RunConfig, check_resume, read_run_config, write_run_config
 
 DATA = {"tokenizer_hash": "ab12", "dataset_fingerprint": "cd34"}
 RUN = RunConfig(ModelConfig(), TrainConfig(), DATA)

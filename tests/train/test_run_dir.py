@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tapeless.errors import ConfigError, LockedError
-from tapeless.train.run_dir import RunDir, RunLock, git_commit, write_environment
+from tapeless.training.run_dir import RunDir, RunLock, git_commit, write_environment
 
 
 def test_a_new_run_has_its_folders(tmp_path: Path):
@@ -28,7 +28,7 @@ def test_an_empty_directory_is_welcome_and_a_full_one_is_not(tmp_path: Path):
 
 def test_a_file_in_the_way_is_an_error(tmp_path: Path):
     (tmp_path / "run").write_text("")
-    with pytest.raises(ConfigError, match="cannot be made"):
+    with pytest.raises(ConfigError, match="cannot be created"):
         RunDir.create(tmp_path / "run")
 
 
@@ -65,7 +65,7 @@ def test_a_holder_without_a_name_yet_is_another_process(tmp_path: Path):
 HOLD = """
 import sys
 from pathlib import Path
-from tapeless.train.run_dir import RunLock
+from tapeless.training.run_dir import RunLock
 lock = RunLock(Path(sys.argv[1]))
 print("held", flush=True)
 sys.stdin.read()
@@ -89,7 +89,7 @@ def test_a_disk_without_locks_is_not_taken_for_a_lock(tmp_path: Path, monkeypatc
     def unsupported(_: object) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
 
-    monkeypatch.setattr("tapeless.train.run_dir._lock", unsupported)
+    monkeypatch.setattr("tapeless.training.run_dir._lock", unsupported)
     with pytest.raises(LockedError, match="cannot be locked: No locks available"):
         RunLock(tmp_path / "lock")
 

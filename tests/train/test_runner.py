@@ -13,14 +13,14 @@ import torch
 from run_fixtures import MODEL, config, dataset, events, final_bytes, text_file
 
 import tapeless
+from tapeless import STOP, resume, train
 from tapeless.cli.main import main
 from tapeless.data.files import file_sha256
 from tapeless.errors import ConfigError, GradientError
-from tapeless.runner import STOP, resume, train
-from tapeless.train.checkpoint import pointed
-from tapeless.train.run_config import read_run_config
-from tapeless.train.run_dir import RunDir
-from tapeless.train.signals import SIGNALS
+from tapeless.training.checkpoint import pointed
+from tapeless.training.run_config import read_run_config
+from tapeless.training.run_dir import RunDir
+from tapeless.training.signals import SIGNALS
 
 FEW: dict[str, Any] = {"batch_size": 2, "max_steps": 6, "eval_every": 3, "save_every": 3, "sample_tokens": 4, "verify": False}
 FLAGS = [

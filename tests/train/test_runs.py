@@ -13,12 +13,12 @@ from run_fixtures import MODEL, begin_run, config, events, play, text_file
 from tapeless.cli.main import main
 from tapeless.config import TrainConfig
 from tapeless.errors import CheckpointError, ConfigError, DataError, LockedError
-from tapeless.train import runs
-from tapeless.train.checkpoint import checkpoints, pointed
-from tapeless.train.metrics_log import read_metrics
-from tapeless.train.run_config import read_run_config
-from tapeless.train.run_dir import RunDir
-from tapeless.train.runs import Recorder, create_run, load, resume_config, unused_path
+from tapeless.training import runs
+from tapeless.training.checkpoint import checkpoints, pointed
+from tapeless.training.metrics_log import read_metrics
+from tapeless.training.run_config import read_run_config
+from tapeless.training.run_dir import RunDir
+from tapeless.training.runs import Recorder, create_run, load, resume_config, unused_path
 
 FLAGS = shlex.split(
     "--hidden-dim 16 --num-layers 1 --num-heads 2 --intermediate-dim 24 --max-seq-len 8 --batch-size 2 --no-verify "

@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 from run_fixtures import events, final_bytes, text_file
 
-from tapeless.train.checkpoint import pointed
-from tapeless.train.metrics_log import read_metrics
-from tapeless.train.run_dir import RunDir
-from tapeless.train.signals import SIGNALS, StopSignals
+from tapeless.training.checkpoint import pointed
+from tapeless.training.metrics_log import read_metrics
+from tapeless.training.run_dir import RunDir
+from tapeless.training.signals import SIGNALS, StopSignals
 
 STEPS = 80
 FLAGS = shlex.split(

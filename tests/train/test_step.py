@@ -11,7 +11,7 @@ from tapeless.config import ModelConfig, SimpleLMConfig
 from tapeless.errors import InputError, NonFiniteError
 from tapeless.model.build import AnyModel, build_model
 from tapeless.optim import SGD, AdamW
-from tapeless.train.step import accumulate_gradients, train_step
+from tapeless.training.step import accumulate_gradients, train_step
 
 V, B, T = 11, 6, 5
 MODEL = ModelConfig(vocab_size=V, hidden_dim=8, num_layers=2, num_heads=2, intermediate_dim=12, max_seq_len=T)

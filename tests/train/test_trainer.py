@@ -13,13 +13,13 @@ from tapeless.config import SimpleLMConfig, TrainConfig
 from tapeless.errors import ConfigError, NonFiniteError
 from tapeless.model.build import build_model
 from tapeless.optim.schedule import learning_rate
-from tapeless.train import trainer as module
-from tapeless.train.checkpoint import checkpoints, load_checkpoint, pointed
-from tapeless.train.evaluate import Evaluation
-from tapeless.train.metrics_log import read_metrics
-from tapeless.train.plan import DEFAULT_STEPS
-from tapeless.train.run_dir import RunDir
-from tapeless.train.trainer import Trainer
+from tapeless.training import trainer as module
+from tapeless.training.checkpoint import checkpoints, load_checkpoint, pointed
+from tapeless.training.evaluate import Evaluation
+from tapeless.training.metrics_log import read_metrics
+from tapeless.training.plan import DEFAULT_STEPS
+from tapeless.training.run_dir import RunDir
+from tapeless.training.trainer import Trainer
 
 
 def trainer(tmp_path: Path, **changes: Any) -> Trainer:
@@ -281,7 +281,7 @@ def test_tokens_per_second_count_the_loading_of_a_batch_but_no_pause(tmp_path: P
 
         monkeypatch.setattr(Trainer, name, slow)
 
-    monkeypatch.setattr("tapeless.train.trainer.time.perf_counter", lambda: clock[0])
+    monkeypatch.setattr("tapeless.training.trainer.time.perf_counter", lambda: clock[0])
     for name, seconds in (("next_batch", 0.25), ("_computed", 0.5), ("_evaluate", 100.0), ("_sample", 30.0), ("_save", 7.0)):
         slowed(name, seconds)
     told: list[dict[str, Any]] = []

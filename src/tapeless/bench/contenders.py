@@ -20,8 +20,8 @@ from tapeless.kernels.determinism import enable_determinism
 from tapeless.model.build import AnyModel, build_model
 from tapeless.model.memory import saved_bytes
 from tapeless.model.transformer import Transformer
-from tapeless.train.graph import graphed_step
-from tapeless.train.step import optimizer_of, train_step
+from tapeless.training.graph import graphed_step
+from tapeless.training.step import optimizer_of, train_step
 
 
 class Contender(Protocol):

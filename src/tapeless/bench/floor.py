@@ -21,7 +21,7 @@ from torch import Tensor
 from tapeless.bench.task import Task
 from tapeless.config import AnyModelConfig
 from tapeless.model.build import num_params, param_specs
-from tapeless.train.fastest import synchronize
+from tapeless.training.fastest import synchronize
 
 LARGEST = 2**26  # elements moved at a time, 256 MiB: larger than any cache
 

@@ -18,7 +18,7 @@ from tapeless.bench.task import FLOOR, OURS, PROMPT, Task
 from tapeless.config import ModelConfig
 from tapeless.errors import ConfigError
 from tapeless.model.build import num_params
-from tapeless.train.resources import available_bytes
+from tapeless.training.resources import available_bytes
 
 LENGTHS = (128, 256, 512, 1024, 2048, 4096)  # T, at the model's own width
 WIDTHS = (64, 128, 256, 512, 1024)  # C, at FIXED_LENGTH

@@ -21,7 +21,7 @@ from tapeless.bench.contenders import Contender, build, load_libraries
 from tapeless.bench.device import peak_bytes, reserved_bytes, reset_peak, used_bytes
 from tapeless.bench.machine import Others
 from tapeless.bench.task import Task
-from tapeless.train.fastest import synchronize
+from tapeless.training.fastest import synchronize
 
 
 class Worker:

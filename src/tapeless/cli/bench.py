@@ -1,16 +1,16 @@
-"""Measure a training step side by side with PyTorch, eager and compiled, and with transformers, in one run.
+"""Measure a training step against PyTorch, eager and compiled, and transformers, in one run.
 
     tapeless bench --preset llama-tiny --batch-size 16      a preset; --config FILE takes a TOML file, flags override both
     tapeless bench --contenders ours,eager,floor --dtypes float32
-    tapeless bench --preset llama-tiny --cold               also the time to the first step with nothing compiled before
+    tapeless bench --preset llama-tiny --cold               also the time to the first step, without compiled kernels
     tapeless bench --preset llama-tiny --generate           tokens per second of generation, against transformers
-    tapeless bench --preset llama-small --scaling           ours beside the floor at growing length and width
-    tapeless bench --preset llama-124m --device cuda        on a GPU; --largest-batch finds how many rows fit there
+    tapeless bench --preset llama-small --scaling           tapeless vs. the floor at growing length and width
+    tapeless bench --preset llama-124m --device cuda        on a GPU; --largest-batch finds how many rows fit
 
-Every contender has a process of its own and its turn in every round. All start from the same weights, and their first losses
-are compared. The floor is the step's matrix products and the optimizer's bytes alone. docs/performance.md has the method.
+Every contender runs in its own process and takes turns with the others. All start from the same weights, and their first losses
+are compared. The floor is only the step's matmuls and the optimizer's memory traffic. Method: docs/performance.md.
 
-Exit status: 0 measured, 2 the question was wrong, 3 contenders did not compute the same."""
+Exit status: 0 measured, 2 usage error, 3 the contenders' losses differ."""
 
 import argparse
 import json
@@ -38,33 +38,35 @@ FIELDS = ("batch_size", "seq_len", "device", "ops", "recompute", "grad_clip", "w
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--generate", action="store_true", help="measure generation instead of a training step")
-    what.add_argument("--scaling", action="store_true", help="measure ours beside the floor at growing length and width")
+    what.add_argument("--scaling", action="store_true", help="measure tapeless vs. the floor at growing length and width")
     what.add_argument(
-        "--largest-batch", action="store_true", help="find the largest batch that fits on a GPU, of each contender"
+        "--largest-batch", action="store_true", help="find the largest batch of each contender that fits on a GPU"
     )
-    what.add_argument("--kernels", action="store_true", help="show where our own step spends its time on a GPU")
-    what.add_argument("--cold", action="store_true", help="also the time to the first step, cold and warm; takes minutes")
+    what.add_argument("--kernels", action="store_true", help="profile the kernels of a tapeless step on a GPU")
+    what.add_argument("--cold", action="store_true", help="also time the first step, cold and warm; takes minutes")
     parser.add_argument(
-        "--contenders", metavar="NAMES", help=f"who takes part, of {','.join(CONTENDERS)} (default: those that differ there)"
+        "--contenders",
+        metavar="NAMES",
+        help=f"of {','.join(CONTENDERS)} (default: those that differ on the device)",
     )
     parser.add_argument(
         "--dtypes",
         default=USUAL_DTYPES,
         metavar="NAMES",
-        help=f"some of {', '.join(DTYPES)} (default {USUAL_DTYPES}; fp8 is ours alone)",
+        help=f"some of {', '.join(DTYPES)} (default {USUAL_DTYPES}; fp8: tapeless only)",
     )
-    parser.add_argument("--rounds", type=int, default=5, metavar="N", help="turns that each contender has (default 5)")
-    parser.add_argument("--turn", type=float, default=1.0, metavar="S", help="about how long a turn lasts, seconds (default 1)")
+    parser.add_argument("--rounds", type=int, default=5, metavar="N", help="turns of each contender (default 5)")
+    parser.add_argument("--turn", type=float, default=1.0, metavar="S", help="length of a turn in seconds, about (default 1)")
     parser.add_argument("--tokens", type=int, default=128, metavar="N", help="tokens to generate (default 128)")
-    parser.add_argument("--threads", type=int, metavar="N", help="threads of each contender; default as many as torch takes")
-    parser.add_argument("--json", metavar="FILE", help="write everything that was measured; - is stdout, without the table")
+    parser.add_argument("--threads", type=int, metavar="N", help="CPU threads of each contender (default: torch's number)")
+    parser.add_argument("--json", metavar="FILE", help="write all measurements as JSON; - is stdout, without the table")
     add_model_arguments(parser)
     add_fields(parser.add_argument_group("step"), "train", TrainConfig, only=FIELDS)
     parser.set_defaults(run=run)
 
 
 def names(flag: str, text: str, valid: tuple[str, ...]) -> tuple[str, ...]:
-    """`ours,eager` as a tuple, each known and there once."""
+    """`ours,eager` as a tuple of known, distinct names."""
     found = tuple(dict.fromkeys(word.strip() for word in text.split(",")))
     for word in found:
         if word not in valid:
@@ -87,16 +89,16 @@ def run(args: argparse.Namespace) -> int:
     from tapeless.bench.measure import How
     from tapeless.bench.report import text
     from tapeless.bench.task import USUAL, Task, measured
-    from tapeless.train.plan import default_seq_len
-    from tapeless.train.process import usable_device
+    from tapeless.training.plan import default_seq_len
+    from tapeless.training.process import usable_device
 
     kind = usable_device(train.device).partition(":")[0]
     contenders = asked_for or USUAL.get(kind, USUAL["cpu"])
-    # What --dtypes, --threads and --contenders say here, whatever a file says for training.
+    # --dtypes, --threads and --contenders decide here, whatever a file sets for training.
     train = replace(train, dtype="float32", threads=None, deterministic=False)
     task = Task("ours", model, measured(train, train.seq_len or default_seq_len(model)))
     result = asked(args, name, task, contenders, How(dtypes, args.rounds, args.turn, args.threads, say))
-    args.status = FAILED if result.get("disagreements") else 0  # known before anything is printed, into whatever pipe
+    args.status = FAILED if result.get("disagreements") else 0  # set before printing, in case the pipe is closed
     if args.json == "-":
         print(json.dumps(result))
     else:
@@ -111,14 +113,14 @@ def asked(args: argparse.Namespace, name: str, task: "Task", contenders: tuple[s
 
     if args.kernels:
         if not task.train.device.startswith("cuda"):
-            raise UsageError("--kernels is for a GPU; --device cuda")
+            raise UsageError("--kernels needs a GPU: --device cuda")
         return kernels(name, task, how)
     if args.largest_batch:
         if not task.train.device.startswith("cuda"):
-            raise UsageError("--largest-batch is for a GPU: a CPU's memory is shared with everything else; --device cuda")
+            raise UsageError("--largest-batch needs a GPU, since a CPU's memory is shared: --device cuda")
         return largest(name, task, contenders, how)
     if args.contenders is not None and (args.generate or args.scaling):
-        raise UsageError("--contenders has no meaning here: --generate measures ours and hf, --scaling ours and the floor")
+        raise UsageError("--contenders is not allowed here: --generate measures ours and hf, --scaling ours and the floor")
     if args.generate:
         return generation(name, task, args.tokens, how)
     if args.scaling:

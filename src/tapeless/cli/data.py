@@ -1,11 +1,11 @@
-"""Prepare text for training once, look at it, or at some of it.
+"""Tokenize text once for many runs, and inspect the result.
 
     tapeless data prepare my.txt --out data/mine --tokenizer bpe --vocab-size 4096
     tapeless train new --dataset-path data/mine --vocab-size 4096
     tapeless data info data/mine
     tapeless data sample data/mine --count 3
 
-A source is a file, a directory or a glob of text, JSONL (each also as .gz or .zst) or Parquet, or a dataset of Hugging Face."""
+A source is a file, a directory or a glob of text, JSONL (each also as .gz or .zst) or Parquet, or a Hugging Face dataset."""
 
 import argparse
 import json
@@ -17,28 +17,28 @@ from tapeless.cli.options import add_fields, given
 from tapeless.config import TrainConfig, checked
 from tapeless.errors import ConfigError
 
-HELP = "prepare text for training, look at it"
+HELP = "tokenize text for training, inspect it"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-    prepare = actions.add_parser("prepare", help="text to tokens, once", description="Text to tokens, once, for many runs.")
-    prepare.add_argument("source", metavar="SOURCE", help="the text: what --dataset-path of `tapeless train new` takes")
-    prepare.add_argument("--out", metavar="DIR", type=Path, required=True, help="where the tokens go; new, or empty")
+    prepare = actions.add_parser("prepare", help="tokenize text", description="Tokenize text once for many runs.")
+    prepare.add_argument("source", metavar="SOURCE", help="the text: any --dataset-path of `tapeless train new`")
+    prepare.add_argument("--out", metavar="DIR", type=Path, required=True, help="output directory; new or empty")
     add_fields(prepare, "train", TrainConfig, only={"val_path", "text_field", "tokenizer"})
-    prepare.add_argument("--vocab-size", type=int, metavar="N", help="ids of a bpe trained here; the most others may have")
-    prepare.add_argument("--processes", type=int, metavar="N", help="processes that tokenize; default one for each core")
-    info = actions.add_parser("info", help="what is in it", description="What is in prepared data, in token files, or in text.")
+    prepare.add_argument("--vocab-size", type=int, metavar="N", help="vocabulary size of a new BPE; for others, the maximum")
+    prepare.add_argument("--processes", type=int, metavar="N", help="number of tokenizing processes; default: one per core")
+    info = actions.add_parser("info", help="show statistics", description="Show statistics of tokens or text.")
     info.add_argument("source", metavar="SOURCE", type=Path, help="prepared data, token files, or text")
     add_fields(info, "train", TrainConfig, only={"text_field"})
-    sample = actions.add_parser("sample", help="some of it, as text", description="Some windows of prepared data, as text.")
-    sample.add_argument("source", metavar="DIR", type=Path, help="prepared data, or the directory of a run")
+    sample = actions.add_parser("sample", help="show samples as text", description="Show windows of prepared data as text.")
+    sample.add_argument("source", metavar="DIR", type=Path, help="prepared data, or a run directory")
     sample.add_argument("--part", choices=("train", "val"), default="train", help="which part (default train)")
-    sample.add_argument("--count", type=int, default=3, metavar="N", help="how many windows (default 3)")
-    sample.add_argument("--tokens", type=int, default=64, metavar="N", help="how long each is (default 64)")
+    sample.add_argument("--count", type=int, default=3, metavar="N", help="number of windows (default 3)")
+    sample.add_argument("--tokens", type=int, default=64, metavar="N", help="tokens per window (default 64)")
     sample.add_argument("--seed", type=int, default=0, metavar="N", help="equal seeds give equal windows (default 0)")
     for action, run in ((prepare, run_prepare), (info, run_info), (sample, run_sample)):
-        action.add_argument("--json", action="store_true", help="print it as JSON")
+        action.add_argument("--json", action="store_true", help="print JSON")
         action.set_defaults(run=run, parser=action)
 
 
@@ -47,14 +47,14 @@ def run_prepare(args: argparse.Namespace) -> int:
     if args.processes is not None and args.processes < 1:
         raise ConfigError(f"--processes must be at least 1, got {args.processes}")
     if args.out.exists() and (not args.out.is_dir() or any(args.out.iterdir())):
-        raise ConfigError(f"--out {args.out} is there already and not empty; choose another")
+        raise ConfigError(f"--out {args.out} already exists and is not empty; choose another")
 
     from tapeless.data.facts import prepared_facts
     from tapeless.data.prepare import prepare
 
     try:
         prepare(config, args.vocab_size, args.out, processes=args.processes)
-    except BaseException:  # also a Ctrl-C: half of it would only be in the way of the next attempt
+    except BaseException:  # also Ctrl-C: incomplete output would block the next attempt
         shutil.rmtree(args.out, ignore_errors=True)
         raise
     show(prepared_facts(args.out), as_json=args.json)

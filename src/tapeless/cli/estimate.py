@@ -34,9 +34,9 @@ def run(args: argparse.Namespace) -> int:
 
     from tapeless.estimate.record import estimate
     from tapeless.estimate.report import text
-    from tapeless.train.init_from import resolve_recipe
-    from tapeless.train.process import process_settings
-    from tapeless.train.runs import resolve_defaults, unused_path
+    from tapeless.training.init_from import resolve_recipe
+    from tapeless.training.process import process_settings
+    from tapeless.training.runs import resolve_defaults, unused_path
 
     config, train = resolve_recipe(found_recipe, name)
     if train.init_from:

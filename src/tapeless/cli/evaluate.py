@@ -28,8 +28,8 @@ def run(args: argparse.Namespace) -> int:
     from tapeless.data.batches import validation_batch
     from tapeless.data.loader import IGNORED
     from tapeless.data.prepare import with_text
-    from tapeless.train.evaluate import accuracy, evaluate
-    from tapeless.train.runs import load
+    from tapeless.training.evaluate import accuracy, evaluate
+    from tapeless.training.runs import load
 
     which = {"which": args.checkpoint, "weights": args.weights, "fallback": not args.no_fallback}
     model, data, config, checkpoint = load(args.run_dir, **which, **machine_settings(args), on_warning=warn)

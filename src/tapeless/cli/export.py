@@ -29,8 +29,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="dtype of the matrices in the file; q8_0 (GGUF only): 8 bits with a scale for every 32 values (default float32)",
     )
     parser.add_argument("--shard-size", metavar="SIZE", help=f"hf: the largest file, such as 500MB (default {SHARD})")
-    group = parser.add_argument_group("machine", "no kernel runs here: --device and --ops are accepted as in generate and eval")
-    group.add_argument("--device", metavar="TEXT", help="where adapters are merged and dtypes converted is always the CPU")
+    group = parser.add_argument_group("machine", "accepted as in generate and eval; an export runs no model")
+    group.add_argument("--device", metavar="TEXT", help="must exist; adapters are merged and dtypes converted on the CPU")
     add_ops_and_threads(group)
     parser.set_defaults(run=run)
 
@@ -45,11 +45,11 @@ def run(args: argparse.Namespace) -> int:
     from tapeless.interop.families import family_of
     from tapeless.interop.gguf_export import export_gguf
     from tapeless.interop.hf_export import export_hugging_face
-    from tapeless.train.imported import generation_of
-    from tapeless.train.process import num_threads, usable_device
-    from tapeless.train.run_config import read_run_config
-    from tapeless.train.run_dir import RunDir
-    from tapeless.train.runs import load_weights, select_weights
+    from tapeless.training.imported import generation_of
+    from tapeless.training.process import num_threads, usable_device
+    from tapeless.training.run_config import read_run_config
+    from tapeless.training.run_dir import RunDir
+    from tapeless.training.runs import load_weights, select_weights
 
     run = RunDir.open(args.run_dir)
     config = read_run_config(run.config).model

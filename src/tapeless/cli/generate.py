@@ -34,9 +34,9 @@ def warn(text: str) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from tapeless.generate.engine import generate
-    from tapeless.train.imported import generation_of
-    from tapeless.train.run_dir import RunDir
-    from tapeless.train.runs import load
+    from tapeless.training.imported import generation_of
+    from tapeless.training.run_dir import RunDir
+    from tapeless.training.runs import load
 
     which = {"which": args.checkpoint, "weights": args.weights, "fallback": not args.no_fallback}
     model, data, *_ = load(args.run_dir, **which, **machine_settings(args), on_warning=warn)

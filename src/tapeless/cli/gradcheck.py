@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
 
 def judged_setting(args: argparse.Namespace) -> "Setting":
     """What is judged, its name resolved: `auto` is whatever it chooses there."""
-    from tapeless.train.process import usable_device
+    from tapeless.training.process import usable_device
     from tapeless.verify.fixtures import Setting
     from tapeless.verify.kernel_levels import op_set
 
@@ -68,14 +68,14 @@ def judged_setting(args: argparse.Namespace) -> "Setting":
 
 def model_of(run: Path) -> AnyModelConfig:
     """The architecture that a run trains."""
-    from tapeless.train.run_config import read_run_config
-    from tapeless.train.run_dir import RunDir
+    from tapeless.training.run_config import read_run_config
+    from tapeless.training.run_dir import RunDir
 
     return read_run_config(RunDir.open(run).config).model
 
 
 def as_json(value: dict[str, Any]) -> str:
-    from tapeless.train.metrics_log import event_line  # which spells out what JSON has no number for
+    from tapeless.training.metrics_log import event_line  # which spells out what JSON has no number for
 
     return event_line(value).decode().strip()
 

@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from tapeless.tasks.lm import NAME
-    from tapeless.train.process import default_device
+    from tapeless.training.process import default_device
 
     from lm_eval.__main__ import cli_evaluate  # isort: skip  the import above reports a missing package
 

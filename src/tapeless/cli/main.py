@@ -1,4 +1,4 @@
-"""`tapeless`: find the command, run it, turn every failure into one line and an exit status.
+"""`tapeless`: runs a command and turns every error into one line and an exit status.
 Tested by: tests/cli/test_main.py."""
 
 import argparse
@@ -53,7 +53,7 @@ EXIT_STATUS = """exit status:
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse, with our one-line errors, and the nearest valid flag beside an unknown one."""
+    """argparse with one-line errors that suggest the nearest valid flag."""
 
     def __init__(self, **options: object):
         super().__init__(allow_abbrev=False, **options)  # type: ignore[arg-type]
@@ -69,8 +69,8 @@ class Parser(argparse.ArgumentParser):
         raise UsageError(f"{message} (see {self.prog} --help)")
 
     def parse_args(self, args=None, namespace=None):  # type: ignore[no-untyped-def]
-        """As argparse's, but an unknown flag is reported by the command it was given to, which knows the valid ones; or kept
-        in `passed_on` by one that hands it to another program."""
+        """As argparse's, but an unknown flag is reported by the command it was given to, which knows the valid ones, or stored
+        in `passed_on` by a command that passes it to another program."""
         namespace, rest = self.parse_known_args(args, namespace)
         if hasattr(namespace, "passed_on"):
             namespace.passed_on = rest
@@ -81,12 +81,12 @@ class Parser(argparse.ArgumentParser):
 
 
 def build_parser() -> Parser:
-    words = "Pretrain transformer language models without an autograd tape. `tapeless COMMAND --help` says more."
+    words = "Pretrain transformer language models without an autograd tape. `tapeless COMMAND --help` has the details."
     parser = Parser(prog="tapeless", description=words, epilog=EXIT_STATUS)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--version", action="version", version=f"tapeless {tapeless.__version__}")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
-    parser.add_argument("--verbose", action="store_true", help="log what is decided on the way")
+    parser.add_argument("--verbose", action="store_true", help="log decisions, such as the choice of kernels")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, module in COMMANDS.items():
         command = commands.add_parser(name, help=module.HELP, description=module.__doc__)
@@ -97,12 +97,12 @@ def build_parser() -> Parser:
 
 
 def main(argv: list[str] | None = None) -> int:
-    # A thread of torch that waits spins for a while before it sleeps, and where there is other work it spins in the way of the
-    # one it waits for. A shorter while (of GNU's OpenMP, read when torch is loaded): 35 ms a step instead of 36 on two free
-    # cores, 260 instead of 800 with one of them taken; without any spinning 64 and 95.
+    # A waiting OpenMP thread spins before it sleeps, and on a busy machine it slows the thread it waits for. With a shorter
+    # spin (GNU's OpenMP reads it when torch is loaded) a step takes 35 ms instead of 36 on two free cores, 260 instead of 800
+    # with one of them busy; without any spinning 64 and 95.
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "10000")
-    if argv is None:  # the process is ours
+    if argv is None:  # this process runs only the command
         raise_gc_threshold()
     args = argparse.Namespace(debug="--debug" in (sys.argv[1:] if argv is None else argv))
     try:
@@ -121,9 +121,9 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
-    except BrokenPipeError:  # the reader of our output, such as `head`, has left
+    except BrokenPipeError:  # the reader of the output, such as `head`, has ended
         sys.stderr.close()
-        return getattr(args, "status", 0)  # what the command had found out by then
+        return getattr(args, "status", 0)  # the command's status so far
     except Exception as error:
         if args.debug:
             raise

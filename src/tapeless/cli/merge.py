@@ -26,10 +26,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from tapeless.config import ModelConfig
     from tapeless.data.tokenizer import load_tokenizer
-    from tapeless.train.imported import generation_of, write_run
-    from tapeless.train.run_config import read_run_config
-    from tapeless.train.run_dir import RunDir
-    from tapeless.train.runs import load_weights
+    from tapeless.training.imported import generation_of, write_run
+    from tapeless.training.run_config import read_run_config
+    from tapeless.training.run_dir import RunDir
+    from tapeless.training.runs import load_weights
 
     run = RunDir.open(args.run_dir)
     config = read_run_config(run.config)

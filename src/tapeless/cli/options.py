@@ -23,7 +23,7 @@ from tapeless.config import (
     read_recipe,
 )
 from tapeless.errors import ConfigError, UsageError
-from tapeless.train.unused_options import refuse_unused
+from tapeless.training.unused_options import refuse_unused
 
 # Flags of the systems before this one.
 ALIASES = {

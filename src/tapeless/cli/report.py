@@ -1,22 +1,25 @@
-"""Write the report of a run, or of several side by side, as one page that loads nothing.
+"""Write the report of a run, or a comparison of several, as one self-contained HTML file.
 
     tapeless report runs/default                         writes runs/default/report.html
-    tapeless report runs/a runs/b --out a-and-b.html     both in the same charts, and in what they differ
+    tapeless report runs/a runs/b --out a-and-b.html     both in the same charts, with their differences
 
-A run writes its own page while it trains, and other forms of it: `--report-to` of `tapeless train new`."""
+A run writes its own report during training; `--report-to` of `tapeless train new` selects other formats."""
 
 import argparse
 from pathlib import Path
 
 from tapeless.errors import UsageError
 
-HELP = "write a run's report.html, or compare runs in one"
+HELP = "write the HTML report of a run, or compare runs"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run_dirs", metavar="RUN", type=Path, nargs="+", help="a run's directory")
+    parser.add_argument("run_dirs", metavar="RUN", type=Path, nargs="+", help="a run directory")
     parser.add_argument(
-        "--out", metavar="FILE", type=Path, help="the page (default report.html in the run, or here for several)"
+        "--out",
+        metavar="FILE",
+        type=Path,
+        help="output file (default report.html in the run, or here for several runs)",
     )
     parser.set_defaults(run=run)
 
@@ -24,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from tapeless.report.history import RunHistory
     from tapeless.report.html_page import write_page
-    from tapeless.train.run_dir import RunDir
+    from tapeless.training.run_dir import RunDir
 
     runs = [RunDir.open(path) for path in args.run_dirs]
     out = args.out or (runs[0].report if len(runs) == 1 else Path("report.html"))
@@ -36,6 +39,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def names(paths: list[Path]) -> list[str]:
-    """What the runs are called: by their folders, or where two share one, as they were given."""
+    """The directories' names, or if two are equal, the paths as given."""
     short = [path.resolve().name for path in paths]
     return short if len(set(short)) == len(short) else [str(path) for path in paths]

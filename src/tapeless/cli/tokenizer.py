@@ -1,10 +1,10 @@
-"""Train a tokenizer, or look at one.
+"""Train a tokenizer, or inspect one.
 
     tapeless tokenizer train my.txt --out tokenizer.json --vocab-size 4096
     tapeless tokenizer info tokenizer.json --text my.txt
     tapeless train new --dataset-path my.txt --tokenizer tokenizer.json --vocab-size 4096
 
-A tokenizer.json is what the package `tokenizers` of Hugging Face loads too."""
+The format is that of Hugging Face `tokenizers`."""
 
 import argparse
 from pathlib import Path
@@ -14,29 +14,29 @@ from tapeless.cli.options import add_fields
 from tapeless.config import TrainConfig
 from tapeless.errors import ConfigError
 
-HELP = "train a tokenizer, look at one"
+HELP = "train a tokenizer, inspect one"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-    train = actions.add_parser("train", help="make one from text", description="Make a tokenizer.json from text.")
-    train.add_argument("source", metavar="SOURCE", help="the text: what --dataset-path of `tapeless train new` takes")
+    train = actions.add_parser("train", help="train one on text", description="Train a tokenizer and write tokenizer.json.")
+    train.add_argument("source", metavar="SOURCE", help="the text: any --dataset-path of `tapeless train new`")
     train.add_argument("--out", metavar="FILE", type=Path, required=True, help="the tokenizer.json to write")
     train.add_argument("--kind", choices=("bpe", "char", "bytes"), default="bpe", help="bpe is byte-level (default bpe)")
-    train.add_argument("--vocab-size", type=int, metavar="N", help="ids of a bpe, which has to be told")
+    train.add_argument("--vocab-size", type=int, metavar="N", help="vocabulary size, required for bpe")
     add_fields(train, "train", TrainConfig, only={"text_field"})
-    info = actions.add_parser("info", help="what it is", description="What a tokenizer is, and how it does on a text.")
+    info = actions.add_parser("info", help="show one", description="Show a tokenizer, and its compression of a text.")
     info.add_argument("tokenizer", metavar="TOKENIZER", help="a tokenizer.json, or bytes")
-    info.add_argument("--text", metavar="SOURCE", help="a text to try it on")
+    info.add_argument("--text", metavar="SOURCE", help="a text to tokenize with it")
     add_fields(info, "train", TrainConfig, only={"text_field"})
     for action, run in ((train, run_train), (info, run_info)):
-        action.add_argument("--json", action="store_true", help="print it as JSON")
+        action.add_argument("--json", action="store_true", help="print JSON")
         action.set_defaults(run=run, parser=action)
 
 
 def run_train(args: argparse.Namespace) -> int:
     if args.out.exists():
-        raise ConfigError(f"--out {args.out} is there already; choose another")
+        raise ConfigError(f"--out {args.out} already exists; choose another")
 
     from tapeless.data.facts import text_facts, tokenizer_facts
     from tapeless.data.read import read_pieces
@@ -44,7 +44,7 @@ def run_train(args: argparse.Namespace) -> int:
     from tapeless.data.tokenizer import make_tokenizer
 
     field = text_field(args)
-    survey(read_pieces(args.source, field), args.source)  # an error where there is nothing to learn from
+    survey(read_pieces(args.source, field), args.source)  # raises for an empty source
     tokenizer = make_tokenizer(args.kind, (piece.text for piece in read_pieces(args.source, field)), args.vocab_size)
     tokenizer.save(args.out)
     facts = tokenizer_facts(tokenizer) | {"text": args.source} | text_facts(tokenizer, read_pieces(args.source, field))

@@ -77,7 +77,7 @@ def display(args: argparse.Namespace) -> str:
 
 
 def run_info(args: argparse.Namespace) -> int:
-    from tapeless.train.info import describe, run_facts
+    from tapeless.training.info import describe, run_facts
 
     facts = run_facts(args.run_dir)
     if args.json:

@@ -25,13 +25,13 @@ from tapeless.generate.engine import generate
 from tapeless.model.build import step_flops
 from tapeless.model.params import DTYPES
 from tapeless.optim.clip import grad_norm
-from tapeless.train.checkpoint import STATE_FIELDS, save_checkpoint, verify
-from tapeless.train.fastest import product_seconds, side, synchronize
-from tapeless.train.graph import graphed_step
-from tapeless.train.resources import nearest_folder
-from tapeless.train.runs import make_model
-from tapeless.train.step import optimizer_of, train_step
-from tapeless.train.summary import count
+from tapeless.training.checkpoint import STATE_FIELDS, save_checkpoint, verify
+from tapeless.training.fastest import matmul_seconds, side, synchronize
+from tapeless.training.graph import graphed_step
+from tapeless.training.resources import nearest_folder
+from tapeless.training.runs import make_model
+from tapeless.training.step import optimizer_of, train_step
+from tapeless.training.summary import count
 
 BUDGET = 4.0  # seconds of measuring
 WARM, LEAST, MOST = 2, 3, 15  # rounds: not counted, and how many of them are
@@ -122,7 +122,7 @@ def calibrate(config: AnyModelConfig, train: TrainConfig, memory: Memory, room: 
 def choose_reduced(config: AnyModelConfig, train: TrainConfig, memory: Memory, room: int) -> list[Reduced]:
     """The run itself, or its first layers with as many rows as a short step has."""
     one = replace(train, grad_accum=1)
-    flops_a_second = 2 * side(train.device) ** 3 / product_seconds(DTYPES[train.dtype][1], train.device) * EFFICIENCY
+    flops_a_second = 2 * side(train.device) ** 3 / matmul_seconds(DTYPES[train.dtype][1], train.device) * EFFICIENCY
     T = train.seq_len or 1
 
     def seconds(reduced: Reduced) -> float:

@@ -22,8 +22,8 @@ from tapeless.model.trained import checkpointed
 from tapeless.model.transformer import Transformer
 from tapeless.ops.linear_cross_entropy import CHUNK, chunk_rows
 from tapeless.optim.clip import grad_norm
-from tapeless.train.evaluate import rows_at_once
-from tapeless.train.step import ema_of, optimizer_of
+from tapeless.training.evaluate import rows_at_once
+from tapeless.training.step import ema_of, optimizer_of
 
 # torch loads sympy to find the strides of these, half a second and 40 MB; ours are contiguous.
 ALIKE = (torch.ops.aten.empty_like.default, torch.ops.aten.zeros_like.default)

@@ -13,7 +13,7 @@ from tapeless.errors import DISK_FULL, TOO_LARGE, TapelessError
 from tapeless.estimate.disk import Disk
 from tapeless.estimate.memory import Memory, memory_of
 from tapeless.model.sublayer import RECOMPUTE
-from tapeless.train.resources import available_bytes, free_disk
+from tapeless.training.resources import available_bytes, free_disk
 
 GIB = 2**30
 NARROW = "bfloat16"

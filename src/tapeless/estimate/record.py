@@ -15,10 +15,10 @@ from tapeless.estimate.disk import disk_of
 from tapeless.estimate.fit import resource_errors
 from tapeless.estimate.memory import memory_of
 from tapeless.model.build import num_params, step_flops
-from tapeless.train.plan import total_steps
-from tapeless.train.resources import available_bytes, free_disk
-from tapeless.train.run_dir import RunDir
-from tapeless.train.runs import eos_ids, import_base_model
+from tapeless.training.plan import total_steps
+from tapeless.training.resources import available_bytes, free_disk
+from tapeless.training.run_dir import RunDir
+from tapeless.training.runs import eos_ids, import_base_model
 
 Record = dict[str, Any]
 

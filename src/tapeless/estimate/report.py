@@ -6,8 +6,8 @@ from tapeless.config import AnyModelConfig, TrainConfig
 from tapeless.estimate.fit import gib
 from tapeless.estimate.record import Record
 from tapeless.text import MIB, table
-from tapeless.train.display import LABEL, WIDTH
-from tapeless.train.summary import Row, duration, model_words
+from tapeless.training.display import LABEL, WIDTH
+from tapeless.training.summary import Row, duration, model_text
 
 UNITS = ("", "k", "M", "G", "T", "P", "E", "Z")
 
@@ -22,7 +22,7 @@ def heading(found: Record, config: AnyModelConfig, train: TrainConfig) -> list[R
     policy = "" if train.recompute == "none" else f", recompute {train.recompute}"
     where = f"{train.dtype} on {train.device}, ops {found['ops']}{policy}, {train.optimizer}"
     return [
-        ("model", model_words(config, found["parameters"])),
+        ("model", model_text(config, found["parameters"])),
         ("run", f"{found['steps']:,} steps of {rows} = {found['tokens_a_step']:,} tokens; {where}"),
     ]
 

@@ -6,7 +6,7 @@ Behind it, with x = share of the remaining steps gone by, from 0 at its first to
     cosine       s = (1 + cos(pi x)) / 2                     polynomial   s = (1 - x)^2
     wsd          1, then linear to 0 over the last fifth     step         s = 0.1^k, k = times that 30 % have gone by
     restarts     three cosines, each twice as long as the one before
-warmup-cosine is cosine; the name asks for a warm-up where none is given (train/plan.py).
+warmup-cosine is cosine; the name asks for a warm-up where none is given (training/plan.py).
 Tested by: tests/optim/test_schedule.py."""
 
 import math

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from tapeless.report.reporters import Event, Reporter
-from tapeless.train.run_dir import RunDir
+from tapeless.training.run_dir import RunDir
 
 STEP = ("step", "epoch", "tokens", "loss", "lr", "grad_norm", "step_seconds", "tokens_per_second", "time")
 EVAL = ("val_loss", "perplexity", "bits_per_byte")

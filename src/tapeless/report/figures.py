@@ -5,9 +5,9 @@ Tested by: tests/report/test_figures.py."""
 from typing import NamedTuple
 
 from tapeless.report.history import RunHistory
-from tapeless.train.info import number
-from tapeless.train.memory import bytes_words
-from tapeless.train.summary import duration
+from tapeless.training.info import number
+from tapeless.training.memory import format_bytes
+from tapeless.training.summary import duration
 
 
 class Figure(NamedTuple):
@@ -29,7 +29,7 @@ def figures(story: RunHistory) -> list[Figure]:
         found.append(Figure("parameters", short(start["parameters"]), f"{c.dtype} on {c.device}"))
     if story.peak_memory:
         found.append(
-            Figure("memory", bytes_words(story.peak_memory), "held of the GPU" if story.on_device else "of the process")
+            Figure("memory", format_bytes(story.peak_memory), "held of the GPU" if story.on_device else "of the process")
         )
     return found
 

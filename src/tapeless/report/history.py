@@ -13,9 +13,9 @@ from datetime import datetime
 from typing import Any
 
 from tapeless.report.buckets import Buckets, rounded
-from tapeless.train.metrics_log import as_written, read_metrics
-from tapeless.train.run_config import read_run_config
-from tapeless.train.run_dir import RunDir
+from tapeless.training.metrics_log import as_written, read_metrics
+from tapeless.training.run_config import read_run_config
+from tapeless.training.run_dir import RunDir
 
 SAMPLES, SAMPLE_LENGTH = 12, 2000  # kept in the page, and characters of each
 NOTES = 40  # warnings, resumes and ends

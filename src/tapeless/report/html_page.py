@@ -10,7 +10,7 @@ from tapeless.data.files import atomic_write
 from tapeless.report.history import RunHistory
 from tapeless.report.page import render
 from tapeless.report.reporters import Event, Reporter
-from tapeless.train.run_dir import RunDir
+from tapeless.training.run_dir import RunDir
 
 NEWS = ("eval", "checkpoint", "sample", "guard", "start", "resume")  # after which the page is written with the next step
 SHARE = 0.005  # of the time, at most, goes into writing it

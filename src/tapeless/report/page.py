@@ -16,7 +16,7 @@ from typing import Any
 
 from tapeless.report.figures import Figure, figures
 from tapeless.report.history import RunHistory
-from tapeless.train.summary import count, model_words, optimizer_words, readable
+from tapeless.training.summary import count, model_text, optimizer_text, readable
 
 HOME = Path(__file__).parent
 COLORS = 6  # of page.css
@@ -127,7 +127,7 @@ def _header(stories: Sequence[RunHistory], names: Sequence[str]) -> str:
         about = f"{count(len(stories), 'run')} side by side"
     else:
         (story,) = stories
-        about = f"{ENDINGS[story.ending]}, {model_words(story.config.model, story.start.get('parameters'))}"
+        about = f"{ENDINGS[story.ending]}, {model_text(story.config.model, story.start.get('parameters'))}"
     choices = "".join(f'<button type="button" data-axis="{axis}">{axis}</button>' for axis in ("steps", "tokens", "time"))
     return (
         f"<header><div><h1>{_e(' · '.join(names))}</h1><p>{_e(about)}</p></div>"
@@ -215,7 +215,7 @@ def _configuration(story: RunHistory, run: str) -> str:
     for table, values in story.config.tables().items():
         changed = {name for name, value in values.items() if name in defaults and defaults[name] != value}
         tables.append(_fields(values.items(), f"<caption>[{_e(table)}]</caption>", changed))
-    words = f"<p>{_e(optimizer_words(story.config.train))}. Fields that are not the defaults stand out.</p>"
+    words = f"<p>{_e(optimizer_text(story.config.train))}. Fields that are not the defaults stand out.</p>"
     return _folded(run, words + f'<div class="columns">{"".join(tables)}</div>')
 
 

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from tapeless.errors import MissingError
-from tapeless.train.metrics_log import read_metrics
-from tapeless.train.run_dir import RunDir
+from tapeless.training.metrics_log import read_metrics
+from tapeless.training.run_dir import RunDir
 
 log = logging.getLogger("tapeless")
 Event = Mapping[str, Any]

@@ -7,7 +7,7 @@ import shutil
 
 from tapeless.report.reporters import Event, Reporter, package
 from tapeless.report.scalars import as_markdown, scalars
-from tapeless.train.run_dir import RunDir
+from tapeless.training.run_dir import RunDir
 
 
 class TensorBoardFiles(Reporter):

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 from tapeless.errors import ConfigError
 from tapeless.report.reporters import PROJECT, Event, Reporter, package
 from tapeless.report.scalars import as_markdown, scalars
-from tapeless.train.run_config import read_run_config
-from tapeless.train.run_dir import RunDir
+from tapeless.training.run_config import read_run_config
+from tapeless.training.run_dir import RunDir
 
 SECONDS = 5.0  # between two writes, each of which opens the database: about 20 ms
 

@@ -18,8 +18,8 @@ from typing import Any
 from tapeless.report.reporters import PROJECT, Event, Reporter, package
 from tapeless.report.scalars import scalars
 from tapeless.report.wandb_records import wandb_records
-from tapeless.train.run_config import read_run_config
-from tapeless.train.run_dir import RunDir
+from tapeless.training.run_config import read_run_config
+from tapeless.training.run_dir import RunDir
 
 ASIDE = "told-again-"  # in front of the name of a folder while its successor is written
 QUIET = {  # the run's events are all that is told: no statistics of the machine, no code, no console output

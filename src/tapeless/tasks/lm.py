@@ -17,9 +17,9 @@ from tapeless.errors import ConfigError, InputError, MissingError
 from tapeless.generate.engine import generate_each
 from tapeless.tasks.scoring import Batches, Score, score
 from tapeless.tasks.stops import UntilText
-from tapeless.train.imported import generation_of
-from tapeless.train.run_dir import RunDir
-from tapeless.train.runs import load
+from tapeless.training.imported import generation_of
+from tapeless.training.run_dir import RunDir
+from tapeless.training.runs import load
 
 try:
     from lm_eval.api.instance import Instance

@@ -44,7 +44,7 @@ RMS_NORM, LAYER_NORM, POINTWISE = "ops/rms_norm.py", "ops/layer_norm.py", "ops/p
 ROPE, QKV_ROPE, POSITIONS = "ops/rope.py", "ops/qkv_rope.py", "ops/positions.py"
 NUMERICS, PARAMS = "ops/numerics.py", "model/params.py"
 LORA, PRODUCT = "ops/lora.py", "model/product.py"
-STEP, TRAINER, ADAM, FLAT = "train/step.py", "train/trainer.py", "optim/adam.py", "optim/flat.py"
+STEP, TRAINER, ADAM, FLAT = "training/step.py", "training/trainer.py", "optim/adam.py", "optim/flat.py"
 MUON, EMA = "optim/muon.py", "optim/ema.py"
 
 # Lines that several mutants change.

@@ -1,7 +1,7 @@
 """Every tolerance of the project, relative, by level. docs/verification.md says where they come from; nothing else sets one
-but train/invariants.py, whose are listed here."""
+but training/invariants.py, whose are listed here."""
 
-from tapeless.train.invariants import IDENTITY as IDENTITY  # set where it is used: train may not look up to verify
+from tapeless.training.invariants import IDENTITY as IDENTITY  # set where it is used: train may not look up to verify
 
 ADJOINT = {"float64": 1e-13, "float32": 1e-6}  # L0: <Jv, u> against <v, J'u>
 COMPLEX_STEP = 1e-12  # L1 and L2, float64

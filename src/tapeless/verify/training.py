@@ -19,7 +19,7 @@ from torch import Tensor
 
 from tapeless.config import ModelConfig, TrainConfig
 from tapeless.model.build import AnyModel
-from tapeless.train.step import accumulate_gradients
+from tapeless.training.step import accumulate_gradients
 from tapeless.verify import twin
 from tapeless.verify.by_singular_values import TheirMuon, is_hidden
 from tapeless.verify.finding import Finding, distance
@@ -42,7 +42,7 @@ from tapeless.verify.oracles import Point, norm
 from tapeless.verify.tolerances import ACCUMULATION, TRAINING, TRAINING_LOSS
 
 if TYPE_CHECKING:  # at run time where it is used: a trainer needs safetensors, the other levels do not
-    from tapeless.train.trainer import Trainer
+    from tapeless.training.trainer import Trainer
 
 ROWS, CUT = 4, 2  # of a batch, and into how many micro-batches it is cut
 CASES = {case.name: case for case in (*MODEL_CASES, *PARTLY_TRAINED_CASES)}
@@ -241,8 +241,8 @@ def make_trainer(recipe: Recipe, folder: Path) -> "Trainer":
     """A trainer of the recipe's model, which writes to `folder`; its data are a few tokens that nobody trains on."""
     from tapeless.data.prepare import Dataset
     from tapeless.data.tokenizer import make_tokenizer
-    from tapeless.train.run_dir import RunDir
-    from tapeless.train.trainer import Trainer
+    from tapeless.training.run_dir import RunDir
+    from tapeless.training.trainer import Trainer
 
     tokens = np.arange(10 * T) ** 2 % V
     data = Dataset(tokens, tokens, make_tokenizer("bytes", "", None), "", None, 1.0, "fixture", 1, None)
@@ -252,7 +252,7 @@ def make_trainer(recipe: Recipe, folder: Path) -> "Trainer":
 
 def resumed(trainer: "Trainer", recipe: Recipe) -> "Trainer":
     """Another trainer of another model, brought to where this one stands through a checkpoint on the disk."""
-    from tapeless.train.checkpoint import read_checkpoint
+    from tapeless.training.checkpoint import read_checkpoint
 
     path = trainer.save()
     assert path is not None

@@ -14,7 +14,7 @@ STEP = """
 import hashlib, sys, torch
 from tapeless.config import ModelConfig, TrainConfig
 from tapeless.model.transformer import Transformer
-from tapeless.train.step import optimizer_of, train_step
+from tapeless.training.step import optimizer_of, train_step
 torch.set_num_threads(1)
 config = ModelConfig(vocab_size=97, hidden_dim=48, num_layers=2, num_heads=4, num_kv_heads=2, intermediate_dim=80,
                      max_seq_len=40, qk_norm=True, z_loss=0.01, label_smoothing=0.1, logit_softcap=5.0)

@@ -18,10 +18,10 @@ from tapeless.kernels.triton.library_attention import attention
 from tapeless.model.transformer import Transformer
 from tapeless.ops.attention import ATTENTION
 from tapeless.optim.ema import Ema, decay_at
-from tapeless.train.graph import GraphedStep, graphed_step
-from tapeless.train.invariants import check_invariants
-from tapeless.train.layer_stats import LayerStats
-from tapeless.train.step import optimizer_of, train_step
+from tapeless.training.graph import GraphedStep, graphed_step
+from tapeless.training.invariants import check_invariants
+from tapeless.training.layer_stats import LayerStats
+from tapeless.training.step import optimizer_of, train_step
 from tapeless.verify.finding import distance
 from tapeless.verify.fixtures import Setting
 from tapeless.verify.kernel_levels import kernel_levels

@@ -9,7 +9,7 @@ from tapeless.config import ModelConfig, TrainConfig
 from tapeless.kernels.dry import META, dry_ops
 from tapeless.kernels.triton.launch import _add_parts_kernel, count_kernel_bytes, launch
 from tapeless.model.transformer import Transformer
-from tapeless.train.step import optimizer_of
+from tapeless.training.step import optimizer_of
 
 MODEL = ModelConfig(
     vocab_size=512, hidden_dim=64, num_layers=3, num_heads=4, num_kv_heads=2, head_dim=32, intermediate_dim=128, max_seq_len=128

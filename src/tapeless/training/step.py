@@ -1,8 +1,8 @@
 """One training step: micro-batches forward and backward, the true gradient norm, clipping, the schedule, the update.
 
     loss = sum of token losses / valid targets of all micro-batches together
-Each micro-batch is divided by the count of all of them, so that however a batch is cut, the gradient is the same: the mean
-over tokens, not the mean of means.
+Each micro-batch is divided by the number of targets of all of them, so that the gradient does not depend on how a batch is
+split: the mean over tokens, not the mean of means.
 Tested by: tests/train/test_step.py and level L4 (verify/training.py)."""
 
 import math
@@ -24,7 +24,7 @@ from tapeless.optim.flat import FlatOptimizer
 class StepResult(NamedTuple):
     loss: float
     grad_norm: float  # before clipping
-    skipped: bool = False  # the loss was above its limit: nothing was updated
+    skipped: bool = False  # the loss was above the limit: no update
 
 
 class StepMetrics(NamedTuple):
@@ -34,8 +34,8 @@ class StepMetrics(NamedTuple):
     loss: float
     lr: float
     grad_norm: float
-    step_seconds: float
-    tokens_per_second: float
+    step_seconds: float  # of the step itself
+    tokens_per_second: float  # since the end of the last step: with batch loading, without evaluations, saves and samples
 
 
 def optimizer_of(model: AnyModel, config: TrainConfig) -> FlatOptimizer:
@@ -45,7 +45,7 @@ def optimizer_of(model: AnyModel, config: TrainConfig) -> FlatOptimizer:
 
 
 def ema_of(model: AnyModel, config: TrainConfig) -> Ema | None:
-    """The moving average that a configuration asks for, of what trains."""
+    """The moving average of the trained weights, if ema_decay is set."""
     return Ema({name: model.params[name] for name in model.grads}, config.ema_decay) if config.ema_decay else None
 
 
@@ -60,12 +60,12 @@ def accumulate_gradients(
     first_sample: int,
     check: bool = True,
 ) -> float:
-    """The gradients of `grad_accum` micro-batches together, whatever they held before; returned is the loss of all of them.
-    check: False goes on behind a bad number; of transformers alone."""
+    """Overwrites the gradients with those of `grad_accum` micro-batches together; returns the loss of all of them.
+    check: False continues after a non-finite value (transformers only)."""
     num_targets = valid_targets(targets)
     losses: list[Tensor] = []
-    for x, y, *apart in micro_batches(grad_accum, tokens, targets, *([] if documents is None else [documents])):
-        options: dict[str, Any] = {"documents": apart[0]} if apart else {}
+    for x, y, *ids in micro_batches(grad_accum, tokens, targets, *([] if documents is None else [documents])):
+        options: dict[str, Any] = {"documents": ids[0]} if ids else {}
         options |= {} if check else {"check": False}
         options |= {"num_targets": num_targets, "step": step, "first_sample": first_sample, "accumulate": bool(losses)}
         losses.append(model.forward_backward(x, y, **options))
@@ -75,11 +75,11 @@ def accumulate_gradients(
 
 def micro_batches(
     k: int,
-    *batch: Tensor,  # (k*B, T): tokens, targets, and documents where there are any
+    *batch: Tensor,  # (k*B, T): tokens, targets, and document ids if masked
 ) -> Iterator[tuple[Tensor, ...]]:  # k times (B, T) of each
     count = len(batch[0])
     if count % k:
-        raise InputError(f"a batch of {count} rows cannot be cut into grad_accum = {k} equal micro-batches")
+        raise InputError(f"a batch of {count} rows cannot be split into grad_accum = {k} equal micro-batches")
     return zip(*(x.split(count // k) for x in batch), strict=True)
 
 

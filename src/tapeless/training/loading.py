@@ -14,8 +14,8 @@ from typing import Any
 from tapeless.errors import CheckpointError
 from tapeless.interop.hf_import import is_hugging_face, read_model
 from tapeless.model.build import AnyModel
-from tapeless.train import runs
-from tapeless.train.checkpoint import MANIFEST, STEP_NAME
+from tapeless.training import runs
+from tapeless.training.checkpoint import MANIFEST, STEP_NAME
 
 
 def load(

@@ -1,6 +1,6 @@
-"""What a run is and how far it came, read from its directory alone: `tapeless train info RUN`.
+"""Configuration and progress of a run, read from its directory: `tapeless train info RUN`.
 
-Nothing is loaded that could be large or in use, so it can be asked of a run while it is training.
+Loads nothing large and takes no lock, so it also works while the run is training.
 Tested by: tests/train/test_info.py."""
 
 import json
@@ -11,14 +11,14 @@ from typing import Any
 
 from tapeless.config import KINDS, TrainConfig, checked
 from tapeless.errors import DamagedError
-from tapeless.train.checkpoint import checkpoints, pointed
-from tapeless.train.metrics_log import as_written, read_metrics
-from tapeless.train.run_config import RunConfig, read_run_config
-from tapeless.train.run_dir import RunDir, holder
-from tapeless.train.summary import Row, count, duration, model_words, next_commands, optimizer_words
+from tapeless.training.checkpoint import checkpoints, pointed
+from tapeless.training.metrics_log import as_written, read_metrics
+from tapeless.training.run_config import RunConfig, read_run_config
+from tapeless.training.run_dir import RunDir, holder
+from tapeless.training.summary import Row, count, duration, model_text, next_commands, optimizer_text
 
 RECENT = 20  # steps in the mean of the last losses
-NEVER_BEGUN, RUNNING, CUT_OFF, DIVERGED, IMPORTED = "never begun", "running", "cut off", "diverged", "imported"
+NOT_STARTED, RUNNING, INTERRUPTED, DIVERGED, IMPORTED = "not started", "running", "interrupted", "diverged", "imported"
 
 
 def run_facts(path: str | Path) -> dict[str, Any]:
@@ -32,7 +32,7 @@ def _facts(run: RunDir, config: RunConfig) -> dict[str, Any]:
     steps = [event for event in events if event["event"] == "step"]
     evals = [event for event in events if event["event"] == "eval"]
     begun = [event for event in events if event["event"] in ("start", "resume")]
-    best = [e for e in evals if isinstance(e["val_loss"], float)]  # what is not a number stands there as text
+    best = [e for e in evals if isinstance(e["val_loss"], float)]  # NaN and infinity are strings
     held_by, saved = holder(run.lock), list(checkpoints(run.checkpoints))
     total = begun[-1]["total_steps"] if begun else config.train.max_steps
     return {
@@ -67,25 +67,25 @@ def source_of(data: Path) -> str | None:
     try:
         return json.loads(data.read_text(encoding="utf-8"))["source"]
     except (OSError, ValueError, LookupError, TypeError):
-        return None  # as above: resume says what is wrong with it
+        return None  # resume reports what is wrong with it
 
 
 def ending(events: list[dict[str, Any]], saved: list[int]) -> str:
-    """How a run that nobody holds came to its end: as its last event says, or without a word. One that has checkpoints was
-    begun, whatever has become of its log."""
+    """How a run that no process holds ended, by its last event. One with checkpoints was started, even if its log is
+    missing."""
     if not events:
-        return CUT_OFF if saved else NEVER_BEGUN
+        return INTERRUPTED if saved else NOT_STARTED
     last = events[-1]
     if last["event"] == "end":
         return last["reason"]
-    return DIVERGED if last["event"] == "guard" and "error" in last else CUT_OFF
+    return DIVERGED if last["event"] == "guard" and "error" in last else INTERRUPTED
 
 
 def marked(folder: Path, which: str) -> int | None:
     try:
         return pointed(folder, which)
     except DamagedError:
-        return None  # resume says what is wrong with it; this is a look from outside
+        return None  # resume reports what is wrong with it
 
 
 def describe(facts: dict[str, Any]) -> str:
@@ -93,23 +93,23 @@ def describe(facts: dict[str, Any]) -> str:
     model, train = checked(kind, facts[kind], facts["path"]), checked("train", facts["train"], facts["path"])
     rows = [
         ("run", facts["path"]),
-        ("state", state_words(facts, train)),
-        ("model", model_words(model, facts["parameters"])),
+        ("state", state_text(facts, train)),
+        ("model", model_text(model, facts["parameters"])),
         ("data", f"{facts['source'] or 'none'}, tokenizer {train.tokenizer}"),
-        ("training", training_words(train)),
-        ("optimizer", optimizer_words(train)),
+        ("training", training_text(train)),
+        ("optimizer", optimizer_text(train)),
         *progress_rows(facts),
-        ("saved", saved_words(facts)),
+        ("saved", saved_text(facts)),
     ]
     if facts["state"] == RUNNING:
-        commands = [(f"tail -f {Path(facts['path']) / 'metrics.jsonl'}", "watch it")]
+        commands = [(f"tail -f {Path(facts['path']) / 'metrics.jsonl'}", "follow it")]
     elif facts["state"] == IMPORTED:
         commands = [
-            (f'tapeless generate {facts["path"]} --prompt "The "', "let it write"),
-            (f"tapeless train new --init-from {facts['path']} --dataset-path my.txt", "train it further"),
+            (f'tapeless generate {facts["path"]} --prompt "The "', "generate text"),
+            (f"tapeless train new --init-from {facts['path']} --dataset-path my.txt", "fine-tune it"),
         ]
-    elif facts["state"] == NEVER_BEGUN or not facts["checkpoints"]:
-        commands = [(f"tapeless train resume {facts['path']}", "begin at step 0")]
+    elif facts["state"] == NOT_STARTED or not facts["checkpoints"]:
+        commands = [(f"tapeless train resume {facts['path']}", "start at step 0")]
     else:
         commands = next_commands(Path(facts["path"]), facts["state"], facts["total_steps"])
     width = max(len(command) for command, _ in commands)
@@ -117,16 +117,16 @@ def describe(facts: dict[str, Any]) -> str:
     return "\n".join(f"{label:<12}{text}".rstrip() for label, text in rows)
 
 
-def state_words(facts: dict[str, Any], train: TrainConfig) -> str:
+def state_text(facts: dict[str, Any], train: TrainConfig) -> str:
     words = {
-        RUNNING: f"running: held by {facts['held_by']}",
-        IMPORTED: "imported: no step was taken here",
-        NEVER_BEGUN: "prepared, but no step was taken",
-        CUT_OFF: "cut off: the process ended without a word, as a kill would",
+        RUNNING: f"running: {facts['held_by']}",
+        IMPORTED: "imported: not trained here",
+        NOT_STARTED: "created, but no step was taken",
+        INTERRUPTED: "interrupted: the process ended without saving, for example by a kill",
         DIVERGED: f"diverged: {facts['problem']}",
         "done": "done",
         "early": f"ended early: no new best in {count(train.patience, 'evaluation')}",
-        "stopped": "stopped as asked",
+        "stopped": "stopped as requested",
     }
     done = (
         ""
@@ -136,40 +136,40 @@ def state_words(facts: dict[str, Any], train: TrainConfig) -> str:
     return words[facts["state"]] + done
 
 
-def training_words(train: TrainConfig) -> str:
+def training_text(train: TrainConfig) -> str:
     rows = f"batches of {train.batch_size} x {train.seq_len}"
     rows += f" x {train.grad_accum} micro-batches" if train.grad_accum > 1 else ""
     return f"{rows}, {train.dtype} on {train.device}, seed {train.seed}"
 
 
 def progress_rows(facts: dict[str, Any]) -> list[Row]:
-    if not facts["step"] or facts["begun"] is None:  # or the log is gone
+    if not facts["step"] or facts["begun"] is None:  # or the log is missing
         return []
     begun = when(facts["begun"])
     resumed = f", resumed {count(facts['resumes'], 'time')}" if facts["resumes"] else ""
     rows = [
-        ("begun", f"{begun}{resumed}; {facts['tokens']:,} tokens in {duration(facts['seconds'])} of steps"),
-        ("loss", f"{number(facts['recent_loss'])} over the last steps, {number(facts['first_loss'])} at the first"),
+        ("started", f"{begun}{resumed}; {facts['tokens']:,} tokens in {duration(facts['seconds'])} of steps"),
+        ("loss", f"{number(facts['recent_loss'])} mean of the last steps, {number(facts['first_loss'])} at the first"),
     ]
     if facts["skipped"]:
-        rows.append(("spikes", f"{count(facts['skipped'], 'update')} skipped, each a guard line in metrics.jsonl"))
+        rows.append(("spikes", f"{count(facts['skipped'], 'update')} skipped, each a guard event in metrics.jsonl"))
     for label, event in (("validation", facts["last_eval"]), ("best", facts["best_eval"])):
         if event:
             average = f", averaged weights {number(event['ema_val_loss'])}" if "ema_val_loss" in event else ""
             rows.append((label, f"{number(event['val_loss'])} at step {event['step']:,}{average}"))
-    marks = [f"{name} {number(value)}" for name, value in reversed(facts["baselines"].items())]
+    named = [f"{name} {number(value)}" for name, value in reversed(facts["baselines"].items())]
     floor = [] if facts["floor"] is None else [f"entropy of the source {number(facts['floor'])}"]
-    return [*rows, ("to beat", ", ".join([*marks, *floor]))]
+    return [*rows, ("baselines", ", ".join([*named, *floor]))]
 
 
 def when(seconds: float) -> str:
     try:
         return datetime.fromtimestamp(seconds).astimezone().isoformat(" ", "minutes")
     except (ValueError, OverflowError, OSError):
-        return "at a time that no calendar has"  # the clock of that machine was wrong
+        return "at an invalid time"  # the clock of that machine was wrong
 
 
-def saved_words(facts: dict[str, Any]) -> str:
+def saved_text(facts: dict[str, Any]) -> str:
     if not facts["checkpoints"]:
         return "no checkpoint"
     names = {facts["latest"]: "latest", facts["best"]: "best"}
@@ -179,4 +179,4 @@ def saved_words(facts: dict[str, Any]) -> str:
 
 
 def number(value: float | str) -> str:
-    return f"{float(value):.4f}"  # metrics.jsonl spells NaN and infinity out
+    return f"{float(value):.4f}"  # in metrics.jsonl NaN and infinity are strings

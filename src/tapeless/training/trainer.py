@@ -30,18 +30,18 @@ from tapeless.model.build import AnyModel
 from tapeless.model.trained import checkpointed
 from tapeless.optim.ema import EMA, Ema
 from tapeless.optim.schedule import learning_rate
-from tapeless.train.checkpoint import Checkpoint, restore, save_checkpoint
-from tapeless.train.documents import document_starts
-from tapeless.train.evaluate import Evaluation, evaluate
-from tapeless.train.graph import graphed_step
-from tapeless.train.guard import SpikeGuard
-from tapeless.train.invariants import check_invariants
-from tapeless.train.layer_stats import LayerStats
-from tapeless.train.nonfinite import explained
-from tapeless.train.plan import default_seq_len, total_steps, warmup_steps
-from tapeless.train.rotation import is_new_best, mark_best, repair_names, rotate
-from tapeless.train.run_dir import RunDir
-from tapeless.train.step import StepMetrics, StepResult, ema_of, optimizer_of, train_step
+from tapeless.training.checkpoint import Checkpoint, restore, save_checkpoint
+from tapeless.training.documents import document_starts
+from tapeless.training.evaluate import Evaluation, evaluate
+from tapeless.training.graph import graphed_step
+from tapeless.training.guard import SpikeGuard
+from tapeless.training.invariants import check_invariants
+from tapeless.training.layer_stats import LayerStats
+from tapeless.training.nonfinite import explained
+from tapeless.training.plan import default_seq_len, total_steps, warmup_steps
+from tapeless.training.rotation import is_new_best, mark_best, repair_names, rotate
+from tapeless.training.run_dir import RunDir
+from tapeless.training.step import StepMetrics, StepResult, ema_of, optimizer_of, train_step
 
 REPEATED = ("checkpoint", "eval", "sample", "guard", "end")  # events that a resume writes again for the step it starts at
 

@@ -1,12 +1,12 @@
-"""Identities that hold for every right model, whatever its weights: sampled while it trains (`--check-invariants-every N`).
+"""Identities that hold for every correct model, whatever its weights: checked during training (`--check-invariants-every N`).
 
     linear + cross-entropy   a column of dlogits sums to 0 over V, hence sum_v dw = 0; ignored targets have dx = 0 exactly
     RMSNorm, LayerNorm       <x, dx> = 0 but for eps; LayerNorm also sum dx = 0
-    rotation                 keeps the length of every q and k, and leaves v alone, bit for bit
+    rotation                 preserves the length of every q and k, and leaves v unchanged, bit for bit
     embedding                rows that no token used have a gradient of 0 exactly
-    causality                logits do not see later tokens, nor other documents that are kept apart, bit for bit
-They need no oracle and no second model, only one more pass over a few rows of the batch, beside the step: what is trained is
-the same bit for bit. A wrong kernel, a wrong build or memory that has gone bad does not keep them.
+    causality                logits do not depend on later tokens, nor on other masked documents, bit for bit
+They need no reference, only one extra pass over a few rows of the batch before the step: the trained weights are the same bit
+for bit. A wrong kernel, a broken build or faulty memory violates them.
 Tested by: tests/train/test_invariants.py."""
 
 from collections.abc import Iterator
@@ -23,17 +23,17 @@ from tapeless.ops.cross_entropy import IGNORED
 
 ROWS = 2  # of the batch
 # Where not exact, relative to the size of the terms; a healthy model's worst was 7e-8 in float32 and 2.4e-3 in
-# bfloat16. None of them is about a product in eight bits.
+# bfloat16. None of them involves an fp8 matmul.
 IDENTITY = {"float64": 1e-10, "float32": 1e-4, "bfloat16": 2**-6, "fp8": 2**-6}
 
 
 def wide(x: Tensor) -> Tensor:
-    """What an identity is judged in; not every device has float64."""
+    """float64 on the CPU; not every device has it."""
     return x.to("cpu", torch.float64)
 
 
 class Checked(NamedTuple):
-    """One identity in one place."""
+    """One identity at one layer."""
 
     identity: str
     layer: str
@@ -50,7 +50,7 @@ def check_invariants(
     step: int,
     first_sample: int,
 ) -> None:
-    """Raise where one does not hold. Overwrites the gradients."""
+    """Raise if one does not hold. Overwrites the gradients."""
     checked = identities(model, tokens, targets, documents, step=step, first_sample=first_sample)
     bad = next((v for v in checked if not v.error <= v.bound), None)
     if bad is not None:
@@ -78,12 +78,12 @@ def identities(
 
 
 class _Look:
-    """Judges each call of an op as it is seen."""
+    """Checks each observed call of an op."""
 
     def __init__(self, model: Transformer, targets: Tensor, found: list[Checked]):
         self.config, self.targets, self.found = model.config, targets, found
         self.bound = IDENTITY[model.dtype]
-        self.sums: dict[int, tuple[Any, Tensor]] = {}  # what a norm saved, by its id, and the s that it was of
+        self.sums: dict[int, tuple[Any, Tensor]] = {}  # by id of what a norm saved: that, and its input s
 
     def __call__(self, seen: OpCall) -> None:
         if seen.op == HEAD and seen.direction != "forward":
@@ -102,8 +102,8 @@ class _Look:
         c, dx = self.config, seen.outputs["dx"]
         ignored = dx.reshape(-1, dx.shape[-1])[self.targets.flatten() == IGNORED]  # (n, C)
         self._add("dx = 0 of ignored targets", seen.layer, ignored.abs(), 0.0)
-        if seen.grads and not c.z_loss and not c.logit_softcap:  # a frozen head has none
-            (dw,) = map(wide, seen.grads)  # (V, C); of a tied model the head's share alone, the other comes later
+        if seen.grads and not c.z_loss and not c.logit_softcap:  # not if the head is frozen
+            (dw,) = map(wide, seen.grads)  # (V, C); in a tied model only the head's share so far
             self._add("sum of dw over V = 0", seen.layer, dw.sum(0).norm() / dw.norm(dim=1).sum().clamp_min(1e-300), self.bound)
 
     def _rotation(self, seen: OpCall) -> None:
@@ -115,21 +115,21 @@ class _Look:
                 length = before.square().sum(-1)  # (B, T)
                 after = wide(seen.outputs[name]).square().sum((1, 3))  # of (B, heads, T, D)
                 error = (after - length).abs() / length.clamp_min(1e-300)
-                self._add(f"the rotation keeps the length of {name}", seen.layer, error, self.bound)
+                self._add(f"the rotation preserves the length of {name}", seen.layer, error, self.bound)
         own = wide(seen.outputs["v"]).transpose(1, 2).flatten(2)  # (B, T, G*D)
-        self._add("v is what the product gave", seen.layer, (own - v).abs(), 0.0)
+        self._add("v is the output of the projection", seen.layer, (own - v).abs(), 0.0)
 
     def _norm(self, seen: OpCall) -> None:
         ds, dn, saved, w, *_ = seen.inputs
         _, s = self.sums.pop(id(saved))  # (B, T, C)
         d, terms = wide(seen.outputs["dx"]), 0.0
-        if ds is not None:  # the stream's own gradient goes past the norm
+        if ds is not None:  # the residual gradient bypasses the norm
             d, terms = d - wide(ds), wide(ds).norm(dim=-1)
         centred = s - s.mean(-1, keepdim=True) if self.config.norm == "layer" else s
         power = centred.square().mean(-1) + self.config.norm_eps  # (B, T)
         terms = terms + (wide(dn) * wide(w)).norm(dim=-1) / power.sqrt() + 1e-300
-        felt = self.config.norm_eps / power  # the share of the input's scale that eps lets through
-        error = (centred * d).sum(-1).abs() / (centred.norm(dim=-1) * terms + 1e-300) - felt
+        slack = self.config.norm_eps / power  # the part of the input's scale that eps does not remove
+        error = (centred * d).sum(-1).abs() / (centred.norm(dim=-1) * terms + 1e-300) - slack
         self._add("<x, dx> = 0 of a norm", seen.layer, error, self.bound)
         if self.config.norm == "layer":
             error = d.sum(-1).abs() / (d.shape[-1] ** 0.5 * terms)
@@ -139,22 +139,22 @@ class _Look:
 def _causality(model: Transformer, tokens: Tensor, documents: Tensor | None) -> Iterator[Checked]:  # (1, T) both
     whole, half = model.logits(tokens, documents=documents), tokens.shape[1] // 2
 
-    def changed(where: Tensor) -> Tensor:  # (T,) bool -> (T,) bool: whose logits are others when these tokens are
+    def changed(where: Tensor) -> Tensor:  # (T,) bool -> (T,) bool: whose logits change with these tokens
         other = torch.where(where, (tokens + 1) % model.config.vocab_size, tokens)
         return (model.logits(other, documents=documents) != whole).any(-1)[0]
 
     if half:
         later = torch.arange(tokens.shape[1], device=tokens.device) >= half  # (T,)
-        yield Checked("logits do not see later tokens", "the model", float((changed(later) & ~later).sum()), 0.0)
+        yield Checked("logits do not depend on later tokens", "the model", float((changed(later) & ~later).sum()), 0.0)
     if documents is not None:
         first = documents[0] == documents[0, 0]  # (T,)
-        yield Checked("logits do not see other documents", "the model", float((changed(first) & ~first).sum()), 0.0)
+        yield Checked("logits do not depend on other documents", "the model", float((changed(first) & ~first).sum()), 0.0)
 
 
 def _unused_rows(model: AnyModel, tokens: Tensor) -> Iterator[Checked]:
-    tied = getattr(model.config, "tie_embeddings", False)  # such a row has the head's gradient too
+    tied = getattr(model.config, "tie_embeddings", False)  # such a row also has the head's gradient
     if not tied and "embed.w" in model.grads:
         unused = torch.ones(model.config.vocab_size, dtype=torch.bool, device=tokens.device)
         unused[tokens.flatten()] = False
         rows = model.grads["embed.w"][unused]
-        yield Checked("unused rows have no gradient", "embed", float(rows.abs().max()) if len(rows) else 0.0, 0.0)
+        yield Checked("unused rows have zero gradient", "embed", float(rows.abs().max()) if len(rows) else 0.0, 0.0)

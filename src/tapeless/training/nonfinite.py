@@ -1,8 +1,8 @@
-"""Where a step went bad: the first tensor that is not finite, by its layer and op, and a dump that says so.
+"""Diagnosis of a non-finite step: the first tensor that is not finite, by layer and op, and a dump.
 
-A healthy step looks at its loss and its gradient norm alone. When one of them is not finite, nothing is updated, and the
-batch is computed once more with every op watched. A bad weight is named as such, with the op in which it first shows. Where
-the second time is clean, the fault was not the arithmetic's (a bit that flipped), and the bad gradient is named that was there.
+A step checks only its loss and its gradient norm. If one of them is not finite, nothing is updated, and the batch is computed
+again with every op observed. A bad weight is named, with the op in which it first shows. If the second pass is clean, the cause
+was not the arithmetic (a flipped bit, for example), and the bad gradient of the first pass is named.
 Tested by: tests/train/test_nonfinite.py, acceptance/guards.py."""
 
 import math
@@ -20,66 +20,66 @@ from tapeless.model.observe import OpCall, observe_ops
 from tapeless.model.params import ParamStore
 from tapeless.model.transformer import Transformer
 from tapeless.optim.clip import grad_norm
-from tapeless.train.run_dir import RunDir
-from tapeless.train.step import accumulate_gradients
+from tapeless.training.run_dir import RunDir
+from tapeless.training.step import accumulate_gradients
 
 
 class BadTensor(NamedTuple):
     tensor: str  # parameter blocks.0.attn.wq | gradient of head.w | dq
     layer: str  # blocks.0.attn
-    op: str  # such as `attention backward`; empty where no op showed it
-    place: tuple[int, ...]  # of the element
+    op: str  # such as `attention backward`; empty if no op showed it
+    element: tuple[int, ...]  # its index
     value: float
     note: str = ""
 
     def __str__(self) -> str:
-        place = f"{list(self.place)}" if self.place else ""
+        index = f"{list(self.element)}" if self.element else ""
         where = f" in {self.layer}" + (f", {self.op}" if self.op else "")
-        return f"{self.tensor}{place} = {self.value}{where}{f' ({self.note})' if self.note else ''}"
+        return f"{self.tensor}{index} = {self.value}{where}{f' ({self.note})' if self.note else ''}"
 
 
 def explained(
     error: NonFiniteError,
     model: AnyModel,
     batch: Mapping[str, Tensor | None],  # (k*B, T) int64: tokens, targets, documents
-    counts: Mapping[str, int],  # grad_accum, step, first_sample: what accumulate_gradients() took beside it
+    counts: Mapping[str, int],  # grad_accum, step, first_sample: arguments of accumulate_gradients()
     lr: float,
     run: RunDir | None,
 ) -> NonFiniteError:
-    """The error with the first bad tensor in it, and in the run's directory what is needed to look further."""
-    here = {name: x for name, x in batch.items() if x is not None}
+    """The error with the first bad tensor in its message, and a dump in the run directory."""
+    present = {name: x for name, x in batch.items() if x is not None}
     number, first = counts["step"] + 1, counts["first_sample"]
-    last = first + len(here["tokens"]) - 1
-    bad = first_bad_tensor(model, list(here.values()), counts)
-    said = f"step {number}: {str(error).removeprefix(f'step {number}: ')}; first bad tensor: {bad}"
-    said += f"; batch: samples {first} to {last}"
+    last = first + len(present["tokens"]) - 1
+    bad = first_bad_tensor(model, list(present.values()), counts)
+    text = f"step {number}: {str(error).removeprefix(f'step {number}: ')}; first bad tensor: {bad}"
+    text += f"; batch: samples {first} to {last}"
     if run is not None:
         dump = run.path / "dumps" / f"step-{number:08d}.json"
-        facts = {"step": number, "samples": [first, last], "lr": lr, "error": said}
+        facts = {"step": number, "samples": [first, last], "lr": lr, "error": text}
         try:
-            _write_dump(dump, bad, here, facts)
-            said += f"; dump: {dump}"
+            _write_dump(dump, bad, present, facts)
+            text += f"; dump: {dump}"
         except WriteError as failure:
-            said += f"; no dump: {failure}"
-        said += f"; go on from the last checkpoint: tapeless train resume {run.path}"
-    return NonFiniteError(said)
+            text += f"; no dump: {failure}"
+        text += f"; resume from the last checkpoint: tapeless train resume {run.path}"
+    return NonFiniteError(text)
 
 
 def first_bad_tensor(model: AnyModel, batch: Sequence[Tensor], counts: Mapping[str, int]) -> BadTensor:
-    """Of the step that accumulate_gradients() took with this batch and these counts. Overwrites the gradients it left."""
+    """Of the step that accumulate_gradients() has just taken with these arguments. Overwrites its gradients."""
     weight = _bad_view(model.params)
     norm = float((model.ops.grad_norm or grad_norm)(model.store.flat_grads))
-    left = _bad_view({name: model.grads[name] for name in reversed(list(model.grads))})  # as backward comes to them
+    left = _bad_view({name: model.grads[name] for name in reversed(list(model.grads))})  # in backward order
     shown, again = None, ""
     if isinstance(model, Transformer):
         try:
             shown = _first_shown(model, batch, counts)
-            again = "computed once more, every op was finite"
-        except torch.OutOfMemoryError:  # beside a captured step, which has activations of its own
-            again = "there was no memory to compute it once more"
+            again = "computed again, every op was finite"
+        except torch.OutOfMemoryError:  # a captured step holds its own activations
+            again = "not enough memory to compute it again"
     if weight is not None:
         name, index, value = weight
-        op = f"first shown by {shown.layer} {shown.op}, {shown.tensor}{list(shown.place)}" if shown else ""
+        op = f"first shown by {shown.layer} {shown.op}, {shown.tensor}{list(shown.element)}" if shown else ""
         return BadTensor(f"parameter {name}", _owner(name), "", index, value, op)
     if shown is not None:
         return shown
@@ -113,7 +113,7 @@ def _bad_of(seen: OpCall, store: ParamStore) -> list[BadTensor]:
             return [BadTensor(name, seen.layer, f"{seen.op} {seen.direction}", *bad)]
     for dw in seen.grads:
         bad = _bad_element(dw)
-        if bad is not None:  # neighbours are handed over as one matrix: find the one it is in
+        if bad is not None:  # adjacent parameters are passed as one matrix: find the one
             offset = int(dw.storage_offset()) + _flat_index(bad[0], dw)
             name, (start, _) = next((n, span) for n, span in store.layout.spans.items() if span[0] <= offset < sum(span))
             shape = store.layout.specs[name].shape
@@ -147,7 +147,7 @@ def _owner(name: str) -> str:
 
 
 def _write_dump(path: Path, bad: BadTensor, batch: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
-    """Everything that is needed to compute the step again elsewhere, but for the weights, which the checkpoint has."""
+    """What is needed to repeat the step elsewhere, except the weights, which the checkpoint has."""
     first = bad._asdict() | {"value": str(bad.value)}  # JSON has no NaN
     ids = {name: x.tolist() for name, x in batch.items()}
     write_json(path, {**facts, "first_bad_tensor": first, "batch": ids})

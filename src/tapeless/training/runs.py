@@ -23,17 +23,17 @@ from tapeless.interop.hf_import import is_hugging_face
 from tapeless.model.build import AnyModel, build_model
 from tapeless.optim.ema import EMA
 from tapeless.plugins import changed_plugins, require_plugins, required_plugins
-from tapeless.train.base import base_facts, merge_base
-from tapeless.train.checkpoint import Checkpoint, checkpoints, load_checkpoint, read_checkpoint, restore
-from tapeless.train.fastest import fastest_dtype
-from tapeless.train.imported import generation_of, import_model, requested_tokenizer
-from tapeless.train.metrics_log import MetricsLog
-from tapeless.train.plan import default_seq_len
-from tapeless.train.process import default_device, limit_threads, usable_device
-from tapeless.train.rotation import remove_stale
-from tapeless.train.run_config import Change, RunConfig, check_resume, read_run_config, write_run_config
-from tapeless.train.run_dir import RunDir, RunLock, write_environment
-from tapeless.train.trainer import REPEATED, Listener, Trainer
+from tapeless.training.base import base_facts, merge_base
+from tapeless.training.checkpoint import Checkpoint, checkpoints, load_checkpoint, read_checkpoint, restore
+from tapeless.training.fastest import fastest_dtype
+from tapeless.training.imported import generation_of, import_model, requested_tokenizer
+from tapeless.training.metrics_log import MetricsLog
+from tapeless.training.plan import default_seq_len
+from tapeless.training.process import default_device, limit_threads, usable_device
+from tapeless.training.rotation import remove_stale
+from tapeless.training.run_config import Change, RunConfig, check_resume, read_run_config, write_run_config
+from tapeless.training.run_dir import RunDir, RunLock, write_environment
+from tapeless.training.trainer import REPEATED, Listener, Trainer
 
 log = logging.getLogger("tapeless")
 Warn = Callable[[str], None]

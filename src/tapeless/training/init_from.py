@@ -16,13 +16,13 @@ from tapeless.errors import ConfigError, InputError
 from tapeless.interop.hf_import import is_hugging_face, read_model
 from tapeless.model.build import AnyModel
 from tapeless.model.trained import plain
-from tapeless.train.base import HASH, base_checkpoint, base_weights, merge_base
-from tapeless.train.checkpoint import checkpoints, restore
-from tapeless.train.imported import choose_tokenizer, requested_tokenizer
-from tapeless.train.run_config import RunConfig, read_run_config
-from tapeless.train.run_dir import RunDir
-from tapeless.train.runs import load_weights
-from tapeless.train.unused_options import refuse_unused
+from tapeless.training.base import HASH, base_checkpoint, base_weights, merge_base
+from tapeless.training.checkpoint import checkpoints, restore
+from tapeless.training.imported import choose_tokenizer, requested_tokenizer
+from tapeless.training.run_config import RunConfig, read_run_config
+from tapeless.training.run_dir import RunDir
+from tapeless.training.runs import load_weights
+from tapeless.training.unused_options import refuse_unused
 
 CHANGEABLE = {"dropout", "z_loss", "label_smoothing"}
 

@@ -1,7 +1,7 @@
-"""What is free here and now: memory of a device, within the limits of this process's control groups, and disk.
+"""Free memory of a device, within the limits of this process's control groups, and free disk space.
 
     available = min(MemAvailable, limit - used of every control group above this process)
-Page cache that a group can drop counts as free, as MemAvailable has it too. Where a system does not tell, all of it counts.
+Page cache that a group can drop counts as free, as in MemAvailable. On other systems all memory counts as free.
 Tested by: tests/train/test_resources.py."""
 
 import os
@@ -28,14 +28,14 @@ def available_bytes(device: str) -> int:
 
 
 def free_disk(path: Path) -> int:
-    """Bytes that may be written where `path` is, or where it would be made."""
+    """Free bytes where `path` is, or would be created."""
     return shutil.disk_usage(nearest_folder(path)).free
 
 
 def nearest_folder(path: Path) -> Path:
-    """The path itself, or what is there of it. Whoever makes the rest says what is wrong with its name."""
+    """The path, or its nearest existing parent."""
     folder = path.absolute()
-    while not os.path.exists(folder):  # which says no of a name that is too long, where Path.exists raises
+    while not os.path.exists(folder):  # Path.exists raises for a name that is too long
         folder = folder.parent
     return folder
 
@@ -50,7 +50,7 @@ def _of_the_machine() -> int:
 
 
 def _of_control_groups() -> Iterator[int]:
-    """What each group leaves, from this process's own up to the root."""
+    """Free bytes of each group, from this process's own up to the root."""
     yield sys.maxsize
     if not GROUPS.exists():
         return
@@ -59,7 +59,7 @@ def _of_control_groups() -> Iterator[int]:
         if controllers == "" or "memory" in controllers.split(","):
             mounted, *files = LAYOUTS[2 if controllers == "" else 1]
             group = Path(path.lstrip("/"))
-            for part in (group, *group.parents):  # in a container the path may be the host's: what is not there is left out
+            for part in (group, *group.parents):  # in a container the path may be the host's: skip what does not exist
                 yield _left(MOUNT / mounted / part, *files)
 
 

@@ -1,4 +1,4 @@
-"""How much memory a run has, as the operating system and the device's allocator count it.
+"""Memory in use, as the operating system and the device's allocator count it.
 
 Tested by: tests/train/test_process_memory.py."""
 
@@ -9,7 +9,7 @@ import torch
 
 
 def resident_bytes() -> int | None:
-    """What this process has in memory; where only the largest so far is known, that; None where nothing is."""
+    """Resident memory of this process, or its peak if only that is known; None if neither is."""
     try:
         with open("/proc/self/statm", encoding="ascii") as file:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
@@ -22,9 +22,9 @@ def resident_bytes() -> int | None:
 
 
 def device_bytes(device: torch.device) -> int | None:
-    """What torch holds of a GPU, the pools of captured graphs included; None elsewhere."""
+    """GPU memory reserved by torch, including the pools of captured graphs; None on other devices."""
     return torch.cuda.memory_reserved(device) if device.type == "cuda" else None
 
 
-def bytes_words(size: int) -> str:
+def format_bytes(size: int) -> str:
     return f"{size / 1e6:,.0f} MB" if size < 10e9 else f"{size / 1e9:,.1f} GB"

@@ -1,8 +1,9 @@
-"""What a person sees of a run. The facts come as events, the same that metrics.jsonl holds.
+"""Console output of a run, from the events of metrics.jsonl.
 
-    Display       plain, aligned lines: where the output is a file or a pipe, or rich is not installed
-    LiveDisplay   a progress bar with the numbers of the moment below it; evaluations and samples scroll by above
-    JsonDisplay   every event as a line of JSON on stdout, and nothing else there
+    Display         plain, aligned lines: for a file or a pipe, or without rich
+    LiveDisplay     a progress bar with the current metrics below it; evaluations and samples scroll above
+    JsonDisplay     every event as a line of JSON on stdout, and nothing else
+    SilentDisplay   nothing; warnings are logged
 Tested by: tests/train/test_display.py."""
 
 import logging
@@ -17,10 +18,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from tapeless.data.baselines import Baselines
 from tapeless.errors import ConfigError
-from tapeless.train.memory import bytes_words, resident_bytes
-from tapeless.train.metrics_log import event_line
-from tapeless.train.summary import Row, count, duration, introduction, marks, next_commands, readable
-from tapeless.train.trainer import Trainer
+from tapeless.training.memory import format_bytes, resident_bytes
+from tapeless.training.metrics_log import event_line
+from tapeless.training.summary import Row, count, duration, introduction, named_losses, next_commands, readable
+from tapeless.training.trainer import Trainer
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -33,8 +34,8 @@ WIDTH = 100  # columns of plain text
 BARS = "▁▂▃▄▅▆▇█"
 
 
-class Judged(Protocol):
-    """What a gradient check found: verify/finding.py, which stands above this folder."""
+class Checked(Protocol):
+    """The result of a gradient check: verify/finding.py, which may not be imported here."""
 
     @property
     def ok(self) -> bool: ...
@@ -56,13 +57,13 @@ def make_display(kind: str | None, log_every: int) -> "Display":
 
 
 class Progress:
-    """The numbers of the moment, from the events as they come."""
+    """Current metrics, updated by every event."""
 
     def __init__(self, first_step: int = 0, total_steps: int = 0):
         self.first, self.total, self.begun = first_step, total_steps, time.monotonic()
         self.step: Mapping[str, Any] = {}
         self.eval: Mapping[str, Any] = {}
-        self.losses: list[float] = []  # smoothed, one a step
+        self.losses: list[float] = []  # smoothed, one per step
         self._mean = self._pace = 0.0  # smoothed loss, and seconds a token
 
     def take(self, event: Mapping[str, Any]) -> None:
@@ -85,7 +86,7 @@ class Progress:
 
     @property
     def left(self) -> str:
-        """The time to go at the pace so far, evaluations included."""
+        """Remaining time at the average speed so far, including evaluations."""
         taken = self.step["step"] - self.first
         return duration(self.seconds / max(taken, 1) * (self.total - self.step["step"]))
 
@@ -96,7 +97,7 @@ class Display:
     def __init__(self, log_every: int = 1, reason: str = ""):
         self.log_every, self.reason = log_every, reason
         self.progress = Progress()
-        self.beaten: Baselines | None = None
+        self.baselines: Baselines | None = None
 
     def __enter__(self) -> "Display":
         self.progress.begun = time.monotonic()
@@ -105,19 +106,19 @@ class Display:
     def __exit__(self, *_: object) -> None:
         pass
 
-    def introduce(self, run: Path | None, trainer: Trainer, beaten: Baselines) -> None:
-        self.beaten = beaten
+    def introduce(self, run: Path | None, trainer: Trainer, baselines: Baselines) -> None:
+        self.baselines = baselines
         self.progress = Progress(trainer.steps, trainer.total_steps)
-        self.rows([*introduction(run, trainer, beaten), *([("display", self.reason)] if self.reason else [])])
+        self.rows([*introduction(run, trainer, baselines), *([("display", self.reason)] if self.reason else [])])
 
-    def verified(self, findings: Collection[Judged]) -> None:
+    def verified(self, findings: Collection[Checked]) -> None:
         failed = [finding for finding in findings if not finding.ok]
         for finding in failed:
             self.warn(str(finding))
-        said = f"{len(failed)} of {len(findings)} checks FAILED on the first batch; nothing was trained"
+        text = f"{len(failed)} of {len(findings)} checks FAILED on the first batch; nothing was trained"
         if not failed:
-            said = f"agree with the complex step and with float64 on the first batch, {count(len(findings), 'check')}"
-        self.rows([("gradients", said)])
+            text = f"correct on the first batch, by complex step and float64: {count(len(findings), 'check')}"
+        self.rows([("gradients", text)])
 
     def event(self, event: Mapping[str, Any]) -> None:
         self.progress.take(event)
@@ -139,7 +140,7 @@ class Display:
             print(f"{numbers} {p.tokens_per_second:>9,.0f} {p.left:>13} {memory():>9}", flush=True)
 
     def evaluated(self) -> None:
-        print(f"{self.progress.eval['step']:>8} {evaluation_words(self.progress.eval)}", flush=True)
+        print(f"{self.progress.eval['step']:>8} {evaluation_text(self.progress.eval)}", flush=True)
 
     def sampled(self, event: Mapping[str, Any]) -> None:
         print(f"{event['step']:>8} sample")
@@ -160,67 +161,67 @@ class Display:
             self.rows([*rows, ("run", str(run)), *(("", f"{command:<{width}}   # {what}") for command, what in commands)])
 
     def closing(self, trainer: Trainer, ending: str) -> list[Row]:
-        """How the run ended, and its loss beside what it had to beat."""
+        """How the run ended, and its loss compared with the baselines."""
         steps, total, patience = trainer.steps, trainer.total_steps, trainer.config.patience
-        why = f"its max_time of {trainer.config.max_time} is over" if trainer.out_of_time else "as asked"
+        why = f"max_time {trainer.config.max_time} reached" if trainer.out_of_time else "as requested"
         how = {
             "done": f"{count(steps, 'step')}",
             "early": f"at step {steps:,} of {total:,}: no new best in {count(patience, 'evaluation')}",
-            "stopped": f"at step {steps:,} of {total:,}, {why}; everything is saved",
+            "stopped": f"at step {steps:,} of {total:,}, {why}; a checkpoint is saved",
         }
         rows = [(ending, f"{how[ending]}, {duration(self.progress.seconds)}")]
         found = self.progress.eval
         if found:
             windows = f"on {count(len(trainer.validation[0]), 'fixed window')} at step {found['step']:,}"
-            rows.append(("validation", f"{found['val_loss']:.4f}   {numbers_beside(found)}; {windows}"))
+            rows.append(("validation", f"{found['val_loss']:.4f}   {metrics_text(found)}; {windows}"))
             if trainer.best_step is not None and trainer.best_step != found["step"]:
                 rows.append(("best", f"{trainer.best_val_loss:.4f}   at step {trainer.best_step:,}"))
-        assert self.beaten is not None
+        assert self.baselines is not None
         own = trainer.data.source_loss(*trainer.validation[:2])
         if own is not None:
-            rows.append(("source", f"{beside(own, found)}: the true source's own on the same windows"))
-        return rows + [(name, beside(value, found)) for name, value in reversed(marks(trainer.data, self.beaten)[:3])]
+            rows.append(("source", f"{versus(own, found)}: loss of the true source on the same windows"))
+        return rows + [(name, versus(value, found)) for name, value in reversed(named_losses(trainer.data, self.baselines)[:3])]
 
     def rows(self, rows: list[Row]) -> None:
         margin = " " * LABEL
         for label, text in rows:
-            if label:  # a command is not broken into lines
+            if label:  # do not wrap commands
                 text = textwrap.fill(text, WIDTH - LABEL, subsequent_indent=margin, break_on_hyphens=False)
             print(f"{label:<{LABEL}}{text}")
         sys.stdout.flush()
 
 
-def evaluation_words(found: Mapping[str, Any]) -> str:
+def evaluation_text(found: Mapping[str, Any]) -> str:
     best = "" if found["best"] is None else "new best" if found["val_loss"] == found["best"] else f"best {found['best']:.4f}"
-    return f"validation {found['val_loss']:.4f}   {best:<11}   {numbers_beside(found)}"
+    return f"validation {found['val_loss']:.4f}   {best:<11}   {metrics_text(found)}"
 
 
-def numbers_beside(found: Mapping[str, Any]) -> str:
+def metrics_text(found: Mapping[str, Any]) -> str:
     average = f"; averaged weights {found['ema_val_loss']:.4f}" if "ema_val_loss" in found else ""
     return f"perplexity {found['perplexity']:,.2f}, {found['bits_per_byte']:.3f} bits per byte{average}"
 
 
-def beside(value: float, found: Mapping[str, Any]) -> str:
-    """A mark, and how far the validation loss is from it."""
+def versus(value: float, found: Mapping[str, Any]) -> str:
+    """A baseline, and how far the validation loss is from it."""
     percent = 100 * (found["val_loss"] / value - 1) if found and value > 0 else 0.0
-    where = f"   the loss is {abs(percent):.1f} % {'below' if percent < 0 else 'above'} it"
+    where = f"   the validation loss is {abs(percent):.1f} % {'below' if percent < 0 else 'above'}"
     return f"{value:.4f}{where if percent else ''}"
 
 
 def framed(text: str, margin: str, width: int) -> str:
-    """A sample as it can be shown, with a bar at its left."""
-    room = max(width - len(margin), 20)
-    lines = [line[i : i + room] for line in readable(text).split("\n") for i in range(0, max(len(line), 1), room)]
+    """A sample as printable lines, with a margin."""
+    columns = max(width - len(margin), 20)
+    lines = [line[i : i + columns] for line in readable(text).split("\n") for i in range(0, max(len(line), 1), columns)]
     return "\n".join(margin + line for line in lines)
 
 
 def memory() -> str:
     size = resident_bytes()
-    return "?" if size is None else bytes_words(size)
+    return "?" if size is None else format_bytes(size)
 
 
 def curve(values: list[float], width: int) -> str:
-    """The values as a row of bars, each the mean of its share of them, between the lowest and the highest."""
+    """The values as a row of bars: each is the mean of an equal share, scaled between the lowest and the highest."""
     if len(values) < width:
         return ""
     means = []
@@ -232,7 +233,7 @@ def curve(values: list[float], width: int) -> str:
 
 
 class LiveDisplay(Display):
-    """For a terminal. Everything that rich does is here."""
+    """For a terminal, with rich."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -248,7 +249,7 @@ class LiveDisplay(Display):
         self.console.print()
         self._live = Live(get_renderable=self.panel, console=self.console, refresh_per_second=4, transient=True)
         self._live.start()
-        self.console.show_cursor(True)  # hidden, it would stay so in the terminal of a run that was killed
+        self.console.show_cursor(True)  # otherwise it would stay hidden after a kill
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -262,7 +263,7 @@ class LiveDisplay(Display):
 
         p = self.progress
         if not p.step:
-            return Text("the first step …", "dim")
+            return Text("first step …", "dim")
         s, done = p.step, f"{p.step['step']:,}/{p.total:,}"
         bar = Table.grid(padding=(0, 2), expand=True)
         bar.add_column(ratio=1)
@@ -275,8 +276,8 @@ class LiveDisplay(Display):
             first.append(("best", f"{p.eval['best']:.4f}" if p.eval["best"] is not None else "none", ""))
             if p.eval["floor"] is not None:
                 first.append(("floor", f"{p.eval['floor']:.4f}", ""))
-        if self.beaten:
-            first.append(("bigram", f"{self.beaten.bigram:.4f}", "dim"))
+        if self.baselines:
+            first.append(("bigram", f"{self.baselines.bigram:.4f}", "dim"))
         second = [
             ("gradient norm", f"{s['grad_norm']:.3f}", ""),
             ("lr", f"{s['lr']:.2e}", ""),
@@ -290,7 +291,7 @@ class LiveDisplay(Display):
         pass  # the panel shows it
 
     def evaluated(self) -> None:
-        self.console.print(f"[dim]{self.progress.eval['step']:>8,}[/]  {evaluation_words(self.progress.eval)}")
+        self.console.print(f"[dim]{self.progress.eval['step']:>8,}[/]  {evaluation_text(self.progress.eval)}")
 
     def sampled(self, event: Mapping[str, Any]) -> None:
         from rich.text import Text

@@ -1,11 +1,11 @@
-"""The configuration a run was started with: written into its folder, read again by resume, and compared.
+"""The configuration of a run: config.toml, read again by resume and compared.
 
-    [model] or [simplelm]   every field, resolved; a field that is nothing is absent
+    [model] or [simplelm]   every field, resolved; a field that is None is absent
     [train]                 likewise
     [plugins]               the files that define sublayers outside the package, if the model has any
-    [data]                  what the text and the tokenizer were: their fingerprints
-A resume may change what leaves the training as it was. Three classes: frozen is what the weights and the data position only
-have a meaning in; schedule is what changes the steps to come, so that it takes an explicit override; free is the rest.
+    [data]                  fingerprints of the data and of the tokenizer
+What a resume may change, in three classes: frozen fields never (weights and data position would lose their meaning); schedule
+fields, which change the coming steps, only by an explicit override; free fields at will.
 Tested by: tests/train/test_run_config.py."""
 
 import json
@@ -19,8 +19,8 @@ from tapeless.config import KINDS, AnyModelConfig, TrainConfig, checked
 from tapeless.data.files import atomic_write
 from tapeless.errors import CHANGED, ConfigError
 
-# Fields of [train] that a resume may change; all others but the frozen are the schedule. Path and corpus are here because the
-# content of [data] is frozen: a file may move as long as it is the same.
+# Free fields of [train]; all that are neither free nor frozen are the schedule. Path and corpus are free because the content of
+# [data] is frozen: a file may move as long as it is the same.
 FROZEN = {"tokenizer", "freeze", "lora_rank", "lora_alpha", "lora_targets"}
 FREE = {
     "max_time",
@@ -51,12 +51,12 @@ FREE = {
 class RunConfig:
     model: AnyModelConfig
     train: TrainConfig
-    data: Mapping[str, str]  # fingerprints by name: tokenizer_hash, dataset_fingerprint, and of adapters their base (base.py)
+    data: Mapping[str, str]  # fingerprints by name: tokenizer_hash, dataset_fingerprint, and the base of adapters (base.py)
     plugins: Mapping[str, str] = field(default_factory=dict)  # sublayer -> the file that defines it, with its hash (plugins.py)
 
     @property
     def imported(self) -> bool:
-        """Not trained here: it has a tokenizer, but no text."""
+        """Imported: it has a tokenizer, but no training data."""
         return "dataset_fingerprint" not in self.data
 
     def tables(self) -> dict[str, dict[str, Any]]:
@@ -98,19 +98,19 @@ def read_run_config(path: Path) -> RunConfig:
 
 
 def check_resume(run: RunConfig, now: RunConfig, overrides: Collection[str] = ()) -> list[Change]:
-    """What differs between a run and the configuration it is to go on with; an error where it may not.
+    """What differs between a run and the configuration to resume with; an error if it may not change.
 
     overrides: the names given as --override name=value, whose values are already in `now`."""
     changes = _changes(run, now)
     refused = [c for c in changes if c.kind == "frozen" or (c.kind == "schedule" and c.name not in overrides)]
     if refused:
         hints = {"frozen": "fixed for the run", "free": "may change"}
-        told = [
+        lines = [
             f"{c.table}.{c.name}: {c.old!r} in the run, {c.new!r} now "
             f"({hints.get(c.kind, f'needs --override {c.name}={c.new}')})"
             for c in [*refused, *(c for c in changes if c not in refused)]
         ]
-        raise CHANGED(changes="; ".join(told))
+        raise CHANGED(changes="; ".join(lines))
     return changes
 
 
@@ -131,13 +131,13 @@ def _kind(table: str, name: str) -> str:
 
 
 def _toml(name: str, value: bool | int | float | str) -> str:
-    """A value as TOML spells it; Python's repr of a number is one that reads back to the same bits."""
+    """A value in TOML; Python's repr of a float reads back to the same bits."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, str):
         try:
             value.encode()
         except UnicodeEncodeError:
-            raise ConfigError(f"{name} {value!r} is not text; a run's configuration is a file of text") from None
-        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # the one character that JSON alone allows
+            raise ConfigError(f"{name} {value!r} is not valid Unicode, and config.toml is a text file") from None
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # allowed in JSON, not in TOML
     return repr(value)

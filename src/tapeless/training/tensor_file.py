@@ -1,5 +1,5 @@
-"""Tensors as the bytes of a safetensors file, one after the other, so that a checkpoint is hashed and written as it goes and
-never stands in memory twice. The package `safetensors` reads them; its own writer hides what the disk says.
+"""Tensors as the bytes of a safetensors file, yielded one after the other, so that a checkpoint is hashed while it is written
+and never copied in memory. The package `safetensors` reads them; its own writer hides the operating system's errors.
 
     length of the header u64 · header, JSON padded with spaces to a multiple of 8 · the tensors, without gaps
 Names are sorted, so equal tensors are equal bytes.

@@ -1,4 +1,4 @@
-"""What a run is, in words: rows of a label and a text, for the display and for `train info`.
+"""Text descriptions of a run: rows of a label and a text, for the display and for `train info`.
 
 Tested by: tests/train/test_display.py, tests/train/test_info.py."""
 
@@ -16,42 +16,42 @@ from tapeless.data.prepare import Dataset
 from tapeless.model.build import AnyModel
 from tapeless.model.params import count_params
 from tapeless.model.transformer import Transformer
-from tapeless.train.trainer import Trainer
+from tapeless.training.trainer import Trainer
 
 Row = tuple[str, str]
 
 
-def introduction(run: Path | None, trainer: Trainer, beaten: Baselines) -> list[Row]:
-    """Everything that was decided before the first step."""
+def introduction(run: Path | None, trainer: Trainer, baselines: Baselines) -> list[Row]:
+    """Everything that is known before the first step."""
     model, data, c = trainer.model, trainer.data, trainer.config
-    at = f", goes on after step {trainer.steps:,}" if trainer.resumed_from is not None else ""
+    at = f", resumed at step {trainer.steps:,}" if trainer.resumed_from is not None else ""
     threads = f", {count(torch.get_num_threads(), 'thread')}" if model.device.type == "cpu" else ""
     ops = "reference (SimpleLM is a Chain of them)"
     if isinstance(model, Transformer):
         ops = f"{model.ops.name} ({model.ops_reason})"
     decaying, others = decay_groups(model.grads, trainer.optimizer.decay)
     rows = [
-        ("run", f"{run}{at}" if run else f"nothing is written{at}"),
-        ("model", model_words(model.config, model.num_params)),
-        *trains_words(model),
-        ("data", f"{data.source}; {len(data.train):,} tokens to train on, {len(data.val):,} to validate{left_out(trainer)}"),
-        ("tokenizer", tokenizer_words(data, model.config.vocab_size)),
+        ("run", f"{run}{at}" if run else f"not saved{at}"),
+        ("model", model_text(model.config, model.num_params)),
+        *trained_text(model),
+        ("data", f"{data.source}; {len(data.train):,} training tokens, {len(data.val):,} validation tokens{left_out(trainer)}"),
+        ("tokenizer", tokenizer_text(data, model.config.vocab_size)),
         ("ops", f"{ops}; {model.dtype} on {model.device}{threads}"),
-        ("steps", steps_words(trainer)),
-        ("optimizer", optimizer_words(c)),
+        ("steps", steps_text(trainer)),
+        ("optimizer", optimizer_text(c)),
         ("decay", f"{c.weight_decay:g} on {decaying}; none on {others}" if c.weight_decay else "none"),
-        ("to beat", ", ".join(f"{name} {value:.4f}" for name, value in marks(data, beaten))),
+        ("baselines", ", ".join(f"{name} {value:.4f}" for name, value in named_losses(data, baselines))),
     ]
     return rows
 
 
-def trains_words(model: AnyModel) -> list[Row]:
-    """Which part of the model trains, where it is not all of it."""
+def trained_text(model: AnyModel) -> list[Row]:
+    """Which parameters train, if not all of them."""
     store = model.store
     if store.trained is store.layout:
         return []
     lora = getattr(model, "lora", None)
-    what = f"adapters of rank {lora.rank} on {lora.targets}, times {lora.scale:g}" if lora else "what is not frozen"
+    what = f"adapters of rank {lora.rank} on {lora.targets}, scale {lora.scale:g}" if lora else "all that is not frozen"
     return [("trains", f"{count_params(store.trained.specs.values()):,} parameters: {what}")]
 
 
@@ -59,21 +59,22 @@ def left_out(trainer: Trainer) -> str:
     loader = trainer.loader
     if not isinstance(loader, ExampleLoader) or not loader.examples.left_out:
         return ""
-    return f"; {loader.examples.left_out:,} of {loader.examples.num_examples:,} examples have no completion in a window"
+    return f"; {loader.examples.left_out:,} of {loader.examples.num_examples:,} examples skipped: no completion inside a window"
 
 
-def marks(data: Dataset, beaten: Baselines) -> list[tuple[str, float]]:
-    """The losses that one is held against, worst first, and the floor under all of them where it is known."""
+def named_losses(data: Dataset, baselines: Baselines) -> list[tuple[str, float]]:
+    """The baselines, worst first, and the entropy of the source if it is known."""
     floor = [] if data.floor is None else [("entropy of the source", data.floor)]
-    return [(f"ln {data.tokenizer.vocab_size}", beaten.uniform), ("unigram", beaten.unigram), ("bigram", beaten.bigram), *floor]
+    b = baselines
+    return [(f"ln {data.tokenizer.vocab_size}", b.uniform), ("unigram", b.unigram), ("bigram", b.bigram), *floor]
 
 
-def model_words(config: AnyModelConfig, parameters: int | None) -> str:
+def model_text(config: AnyModelConfig, parameters: int | None) -> str:
     size = "" if parameters is None else f"{parameters:,} parameters: "
     c = config
     if not isinstance(c, ModelConfig):
         return f"{size}SimpleLM, width {c.hidden_dim}, hidden layer {c.intermediate_dim}, vocabulary {c.vocab_size:,}"
-    heads = count(c.num_heads, "head") + (f" over {c.num_kv_heads} of keys" if c.num_kv_heads != c.num_heads else "")
+    heads = count(c.num_heads, "head") + (f" with {c.num_kv_heads} KV heads" if c.num_kv_heads != c.num_heads else "")
     norm = f"{'RMSNorm' if c.norm == 'rms' else 'LayerNorm'} {'before' if c.norm_placement == 'pre' else 'after'} each sublayer"
     position = {"rope": "rotary positions", "learned": "learned positions", "none": "no positions"}[c.position]
     parts = [
@@ -89,24 +90,24 @@ def model_words(config: AnyModelConfig, parameters: int | None) -> str:
     return size + ", ".join(parts)
 
 
-def tokenizer_words(data: Dataset, vocab_size: int) -> str:
+def tokenizer_text(data: Dataset, vocab_size: int) -> str:
     t = data.tokenizer
     spare = vocab_size - t.vocab_size
-    unused = f"; the model has {vocab_size:,}: {spare:,} of them stay unused" if spare else ""
+    unused = f"; the model has {vocab_size:,}: {spare:,} are unused" if spare else ""
     return f"{t.kind}, {t.vocab_size:,} ids, {data.bytes_per_token:.2f} bytes per token{unused}"
 
 
-def steps_words(trainer: Trainer) -> str:
+def steps_text(trainer: Trainer) -> str:
     c, total = trainer.config, trainer.total_steps
     rows = f"{c.batch_size} x {trainer.seq_len}" + (f" x {c.grad_accum} micro-batches" if c.grad_accum > 1 else "")
     tokens = c.batch_size * c.grad_accum * trainer.seq_len
     epochs = total * trainer.loader.batch_size / trainer.loader.num_windows
-    warmup = f"{trainer.warmup_steps:,} of them warm-up" if trainer.warmup_steps else "no warm-up"
+    warmup = f"{trainer.warmup_steps:,} warm-up steps" if trainer.warmup_steps else "no warm-up"
     limit = "" if c.max_time == "0" else f"; this process stops after {c.max_time}"
     return f"{total:,} of {rows} = {tokens:,} tokens, {epochs:.3g} epochs; {warmup}{limit}"
 
 
-def optimizer_words(c: TrainConfig) -> str:
+def optimizer_text(c: TrainConfig) -> str:
     last = c.lr / 10 if c.min_lr is None else c.min_lr
     rate = f"lr {c.lr:g}, {c.lr_schedule}" + ("" if c.lr_schedule == "constant" else f" to {last:g}")
     optimizer = OPTIMIZERS[c.optimizer]
@@ -118,7 +119,7 @@ def optimizer_words(c: TrainConfig) -> str:
 
 
 def decay_groups(names: Iterable[str], decay: Iterable[str]) -> tuple[str, str]:
-    """Which kinds of parameter decay and which do not, blocks taken together: `embed.w, attn.{wq wk wv wo}`."""
+    """Parameters with and without weight decay, blocks grouped: `embed.w, attn.{wq wk wv wo}`."""
     decaying = set(decay)
     groups: tuple[dict[str, list[str]], dict[str, list[str]]] = ({}, {})
     for name in names:
@@ -135,16 +136,16 @@ def _grouped(group: dict[str, list[str]]) -> str:
 
 
 def next_commands(run: Path, ending: str, total_steps: int) -> list[Row]:
-    """What to type next, and what for. ending: done, early, or anything else for a run that can go on as it is."""
+    """Suggested commands and their purpose. ending: done, early, or anything else for a run that can be resumed."""
     path = shlex.quote(str(run))
-    restore_trainer = (f"tapeless train resume {path}", "go on, exactly as if it had never stopped")
+    resume = (f"tapeless train resume {path}", "continue as if it had not been interrupted")
     if ending in ("done", "early"):
-        restore_trainer = (f"tapeless train resume {path} --override max_steps={2 * total_steps}", "train for longer")
+        resume = (f"tapeless train resume {path} --override max_steps={2 * total_steps}", "train for longer")
     looks = [
-        (f"tapeless generate {path} --temperature 0.7", "let it write"),
-        (f"tapeless eval {path} --checkpoint best", "on all of the validation text"),
+        (f"tapeless generate {path} --temperature 0.7", "generate text"),
+        (f"tapeless eval {path} --checkpoint best", "evaluate on the whole validation text"),
     ]
-    return [*looks, restore_trainer] if ending in ("done", "early") else [restore_trainer, *looks]
+    return [*looks, resume] if ending in ("done", "early") else [resume, *looks]
 
 
 def count(number: int, noun: str) -> str:
@@ -152,7 +153,7 @@ def count(number: int, noun: str) -> str:
 
 
 def duration(seconds: float) -> str:
-    """As a person would say it: 41 s, 3 min 20 s, 2 h 05 min."""
+    """41 s, 3 min 20 s, 2 h 05 min."""
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"
@@ -160,5 +161,5 @@ def duration(seconds: float) -> str:
 
 
 def readable(text: str) -> str:
-    """Text that is safe to show: a model may draw any byte, and a terminal would obey some of them."""
+    """Text that is safe to print: a model may generate any byte, including terminal control sequences."""
     return "".join(c if c.isprintable() or c == "\n" else "    " if c == "\t" else "\ufffd" for c in text)

@@ -1,4 +1,4 @@
-"""The directory of a run: who may write to it, and where it was made.
+"""The directory of a run: its paths, its lock, and the environment it was created in.
 
     config.toml (run_config.py)   env.json   metrics.jsonl (metrics_log.py)   checkpoints/ (checkpoint.py)   lock
 Tested by: tests/train/test_run_dir.py."""
@@ -22,7 +22,7 @@ from tapeless.data.files import is_pickle, write_json, writing
 from tapeless.errors import NOT_A_RUN, PICKLE, RUN_LOCKED, RUN_NOT_EMPTY, ConfigError, LockedError
 
 PACKAGES = ("tapeless", "torch", "numpy", "safetensors")
-LOCKED_BYTE = 1 << 20  # Windows locks bytes, and others cannot read those: take one far behind the text
+LOCKED_BYTE = 1 << 20  # Windows makes locked bytes unreadable: lock one beyond the text
 
 
 class RunDir:
@@ -36,7 +36,7 @@ class RunDir:
 
     @classmethod
     def create(cls, path: str | Path) -> "RunDir":
-        """A new run's directory, which must not hold anything yet."""
+        """A new run directory, which must be empty."""
         run = cls(path)
         try:
             run.path.mkdir(parents=True, exist_ok=True)
@@ -45,14 +45,14 @@ class RunDir:
                 run.checkpoints.mkdir()
                 run.samples.mkdir()
         except OSError as error:
-            raise ConfigError(f"out_dir {run.path} cannot be made: {error.strerror}") from None
+            raise ConfigError(f"out_dir {run.path} cannot be created: {error.strerror}") from None
         if taken is not None:
             raise RUN_NOT_EMPTY(path=run.path, holds=taken.name)
         return run
 
     @classmethod
     def open(cls, path: str | Path) -> "RunDir":
-        """The directory of a run that was made before."""
+        """The directory of an existing run."""
         run = cls(path)
         if not run.config.is_file():
             if run.path.is_file() and _is_pickle(run.path):
@@ -67,8 +67,8 @@ def _is_pickle(path: Path) -> bool:
 
 
 class RunLock:
-    """Held while a process writes to a run. The operating system lets go of it when the process dies, however it dies, so a
-    lock can never be left behind; pid and host in the file are for the message alone."""
+    """Held while a process writes to a run. The operating system releases it when the process ends for any reason, so a stale
+    lock is impossible; pid and host in the file are only for the error message."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -80,15 +80,15 @@ class RunLock:
             self._file.seek(0)
             holder = self._file.read().decode(errors="replace")
             self._file.close()
-            if not isinstance(error, BlockingIOError | PermissionError):  # what Unix and Windows say of a lock that is held
+            if not isinstance(error, BlockingIOError | PermissionError):  # the errors of Unix and Windows for a held lock
                 raise LockedError(f"{path} cannot be locked: {error.strerror}; choose an out_dir on another disk") from None
             raise RUN_LOCKED(path=path.parent, holder=_who(holder)) from None
-        with suppress(OSError):  # a full disk: the lock is held all the same
+        with suppress(OSError):  # a full disk: the lock is held anyway
             self._file.truncate(0)
             self._file.write(json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode())
 
     def release(self) -> None:
-        """The file stays: to delete it would take it from under a process that has just opened it."""
+        """The file stays: another process may have just opened it."""
         if not self._file.closed:
             with suppress(OSError):
                 self._file.truncate(0)
@@ -102,7 +102,7 @@ class RunLock:
 
 
 def _take(file: IO[bytes]) -> None:
-    """Lock, or fail at the third attempt: whoever asks for the holder has the lock for a moment."""
+    """Lock, or fail at the third attempt: holder() takes the lock for a moment."""
     for _ in range(2):
         try:
             return _lock(file)
@@ -112,7 +112,7 @@ def _take(file: IO[bytes]) -> None:
 
 
 def holder(path: Path) -> str | None:
-    """Who holds a run's lock, without keeping it; None where nobody does."""
+    """Who holds a run's lock; None if nobody does."""
     try:
         with open(path, "rb", buffering=0) as file:
             try:
@@ -120,7 +120,7 @@ def holder(path: Path) -> str | None:
             except (BlockingIOError, PermissionError):
                 return _who(file.read().decode(errors="replace"))
     except OSError:
-        pass  # a run that never began, or a disk without locks
+        pass  # a run that never started, or a file system without locks
     return None
 
 
@@ -143,11 +143,11 @@ def _who(holder: str) -> str:
         known = json.loads(holder)
         return f"process {known['pid']} on {known['host']}"
     except (ValueError, LookupError, TypeError):
-        return "another process"  # which has the lock and has not yet written its name
+        return "another process"  # it has the lock but has not written its pid yet
 
 
 def environment(argv: Sequence[str]) -> dict[str, Any]:
-    """What a run's results may depend on besides its configuration."""
+    """Versions and hardware, on which a run's results may depend besides its configuration."""
     return {
         "argv": list(argv),
         "versions": {name: _version(name) for name in PACKAGES} | {"python": platform.python_version()},
@@ -166,9 +166,9 @@ def write_environment(path: Path, argv: Sequence[str]) -> None:
 
 
 def git_commit(folder: Path) -> str | None:
-    """The commit of the sources in `folder`; None where they are an installed copy, or git is not there."""
+    """The commit of the sources in `folder`; None for an installed copy, or without git."""
     try:
-        # A virtual environment often lies inside some other repository, which does not track it.
+        # A virtual environment is often inside another repository, which does not track it.
         for command in (["ls-files", "--error-unmatch", "."], ["rev-parse", "HEAD"]):
             done = subprocess.run(["git", "-C", str(folder), *command], capture_output=True, text=True, timeout=10, check=True)
     except (OSError, subprocess.SubprocessError):
@@ -180,7 +180,7 @@ def _version(package: str) -> str | None:
     try:
         return version(package)
     except PackageNotFoundError:
-        return None  # run from the sources, without being installed
+        return None  # run from the sources, not installed
 
 
 def _cpu() -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tapeless.data.files import reason, writing
 from tapeless.errors import DamagedError
-from tapeless.train.checkpoint import checkpoints, point_to, pointed, verify
+from tapeless.training.checkpoint import checkpoints, point_to, pointed, verify
 
 
 def is_new_best(val_loss: float, best_val_loss: float | None) -> bool:

@@ -18,9 +18,9 @@ from tapeless.data.tokenizer import Tokenizer, make_tokenizer
 from tapeless.errors import ConfigError, InputError
 from tapeless.interop.generation import FILE, Generation, read_generation
 from tapeless.interop.hf_import import ExternalModel, read_model
-from tapeless.train.checkpoint import STATE_FIELDS, save_checkpoint
-from tapeless.train.run_config import RunConfig, read_run_config, write_run_config
-from tapeless.train.run_dir import RunDir, write_environment
+from tapeless.training.checkpoint import STATE_FIELDS, save_checkpoint
+from tapeless.training.run_config import RunConfig, read_run_config, write_run_config
+from tapeless.training.run_dir import RunDir, write_environment
 
 LONGEST_WINDOW = 1024  # default seq_len of an evaluation: some models allow a million
 

@@ -1,11 +1,10 @@
-"""The guard against spikes of the loss: a step whose loss stands far out of the recent ones is not learned from.
+"""The spike guard: a step whose loss is far above the recent ones makes no update.
 
     limit = median + z scale        scale = max(1.4826 MAD, FLOOR)        over the last WINDOW losses
-Median and MAD (the median distance from the median; times 1.4826 it is the deviation of a normal distribution) are not moved by
-the spikes themselves. The limit is known before a step begins, so that a device can decide without being waited for. Every
-loss enters the window, a skipped one's too: should the losses stay where they jumped to, the limit follows after half a
-window, and a run is never held up for good. The window is part of a checkpoint: without it a resumed run would decide
-differently.
+Median and MAD (the median absolute deviation; times 1.4826 it estimates the standard deviation of a normal distribution) are
+robust to the spikes themselves. The limit is known before a step, so that a GPU can decide without synchronisation. Every loss
+enters the window, also a skipped one: if the losses stay high, the limit follows after half a window, and training continues.
+The window is part of a checkpoint, so that a resumed run decides the same.
 Tested by: tests/train/test_guard.py, acceptance/guards.py."""
 
 import math
@@ -16,8 +15,8 @@ from typing import NamedTuple
 
 # Of seven healthy runs, down to batches of 16 tokens, no loss had a z above 9.7 with a window of 128 (of 32: 12.7).
 WINDOW = 128
-LEAST = 64  # losses before there is a limit
-FLOOR = 0.05  # nats: of a loss that hardly varies, such as one learned by heart, no small step is a spike
+LEAST = 64  # losses needed before there is a limit
+FLOOR = 0.05  # nats: a small change of a nearly constant loss, as when overfitting, is not a spike
 NORMAL = 1.4826
 
 
@@ -36,7 +35,7 @@ NO_LIMIT = Limit(math.inf, math.nan, math.nan)
 
 class SpikeGuard:
     def __init__(self, z: float, losses: Iterable[float] = ()):
-        """z: how many deviations above the median a loss may be; 0: as many as it likes."""
+        """z: how many deviations above the median a loss may be; 0: no limit."""
         self.z, self.losses = z, deque(losses, WINDOW)
 
     def limit(self) -> Limit:

@@ -1,5 +1,4 @@
-"""What a configuration leaves open until the model and the data are known: the length of a window, how many steps a run has,
-and in how many of them the learning rate rises.
+"""Defaults that depend on the model and the data: the window length, the number of steps, the warm-up.
 Tested by: tests/train/test_trainer.py, tests/train/test_resume.py."""
 
 from tapeless.config import AnyModelConfig, ModelConfig, TrainConfig
@@ -10,12 +9,12 @@ WARMUP_SHARE, WARMUP_MOST = 0.05, 100
 
 
 def default_seq_len(config: AnyModelConfig) -> int:
-    """The longest window a transformer is made for; a SimpleLM sees one token anyway."""
+    """max_seq_len of a transformer; a SimpleLM sees one token at a time anyway."""
     return config.max_seq_len if isinstance(config, ModelConfig) else 32
 
 
 def total_steps(c: TrainConfig, num_windows: int, *, steps: int = 0, samples: int = 0) -> int:
-    """How many steps a run has, of which it has taken `steps` and seen `samples`; num_windows: in an epoch."""
+    """Steps of a run that has taken `steps` and seen `samples` so far; num_windows: per epoch."""
     limits = [] if c.max_steps is None else [c.max_steps]
     if c.epochs is not None:
         left = c.epochs * num_windows - samples

@@ -24,7 +24,7 @@ from tapeless.model.check import check_shapes
 from tapeless.model.transformer import Transformer
 from tapeless.ops.cross_entropy import IGNORED
 from tapeless.optim.flat import FlatOptimizer
-from tapeless.train.step import StepResult, micro_batches
+from tapeless.training.step import StepResult, micro_batches
 
 log = logging.getLogger("tapeless")
 SHAPES = 2  # that are captured, since each graph has its own activations; steps of any other are launched call by call

@@ -1,10 +1,9 @@
 """metrics.jsonl: one event a line, each step exactly once, also after a kill and a resume.
 
-A line is handed to the operating system whole as soon as it is written, so a killed process loses at most the half line it
-was at; sync() before a checkpoint makes sure that no checkpoint outlives its lines. A line that the disk does not take is
-kept and tried again with the next one: a full disk is no reason to end a training, or to leave a hole in its log. JSON has
-no NaN and no infinity, and they must not vanish from a log: they are the strings "NaN", "Infinity" and "-Infinity", which
-float() reads.
+Each line is written to the operating system at once, so a killed process loses at most an incomplete last line; sync() before a
+checkpoint makes sure that the events up to it are on disk. A line that cannot be written is buffered and tried again with the
+next one: a full disk neither ends the training nor leaves a gap in the log. JSON has no NaN and no infinity: they are the
+strings "NaN", "Infinity" and "-Infinity", which float() reads.
 Tested by: tests/train/test_metrics_log.py."""
 
 import json
@@ -25,7 +24,7 @@ log = logging.getLogger("tapeless")
 
 
 def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
-    """The events in order. The last line of a live or killed run may be half there and is then left out."""
+    """The events in order. The last line of a live or killed run may be incomplete and is then left out."""
     with open(path, "rb") as file:
         lines = file.read().split(NEWLINE)
     if lines[-1] == b"":
@@ -40,17 +39,17 @@ def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
 
 @contextmanager
 def as_written(path: Path) -> Iterator[None]:
-    """Around whoever takes events apart: one that is JSON and still not what was written here is the file's fault."""
+    """Around code that reads fields of events: a missing or mistyped field means that the file is damaged."""
     try:
         yield
     except TapelessError:
         raise
     except (LookupError, TypeError, ValueError, AttributeError) as error:
-        raise DataError(f"{path}: damaged: an event lacks what belongs to it, or has it of another kind: {error!r}") from error
+        raise DataError(f"{path}: damaged: an event has a missing or mistyped field: {error!r}") from error
 
 
 def _event(line: bytes) -> dict[str, Any] | None:
-    """What a line says; None where it is not one that was written here."""
+    """The event of a line; None if it is not a valid one."""
     try:
         event = json.loads(line)
     except (ValueError, RecursionError):
@@ -64,7 +63,7 @@ class MetricsLog:
 
     def __init__(self, path: Path, *, on_warning: Callable[[str], None] = log.warning):
         self.path, self.on_warning = path, on_warning
-        self._waiting = bytearray()  # what the disk has not taken yet
+        self._pending = bytearray()  # lines that could not be written yet
         self._failing = False
         self._file = self._open()
 
@@ -73,41 +72,41 @@ class MetricsLog:
             return open(self.path, "ab", buffering=0)  # for the life of the run
 
     def append(self, event: Mapping[str, Any]) -> None:
-        self._waiting += event_line(event)
-        self._try(self._hand_over)
+        self._pending += event_line(event)
+        self._try(self._write_pending)
 
     def sync(self) -> None:
-        """Before a checkpoint. One that outlives its lines is still better than none, so a failure is no error here."""
-        self._try(self._hand_over)
+        """Called before a checkpoint. A failure is only a warning: the checkpoint matters more."""
+        self._try(self._write_pending)
         self._try(lambda: os.fsync(self._file.fileno()))
 
-    def _hand_over(self) -> None:
-        while self._waiting:
-            del self._waiting[: self._file.write(self._waiting)]
+    def _write_pending(self) -> None:
+        while self._pending:
+            del self._pending[: self._file.write(self._pending)]
 
     def _try(self, act: Callable[[], None]) -> None:
-        """A failure is told once, until it is over."""
+        """Warn once about a failure, until a write succeeds."""
         try:
             act()
         except OSError as error:
             if not self._failing:
-                self.on_warning(f"{self.path} could not be written: {reason(error)}; its lines are kept, training goes on")
+                self.on_warning(f"{self.path} cannot be written: {reason(error)}; its lines are buffered, training continues")
             self._failing = True
         else:
-            self._failing = bool(self._waiting)
+            self._failing = bool(self._pending)
 
     def truncate_to(self, step: int, *, repeated: Collection[str] = ()) -> None:
-        """Drop what a run resumed at this step will write again: events of later steps, a half-written last line, and of
-        this very step those kinds of event that come after the checkpoint (`repeated`). Events without a step stay.
+        """Drop what a run resumed at this step will write again: events of later steps, an incomplete last line, and the
+        events of this step that come after the checkpoint (`repeated`). Events without a step stay.
 
-        A line in the middle that cannot be read goes too, aloud, and the file that had it is kept."""
+        Unreadable lines in the middle are dropped too, with a warning, and a copy of the damaged file is kept."""
         kept: list[bytes] = []
         unreadable: list[int] = []
         lines = self.path.read_bytes().split(NEWLINE)
         for number, line in enumerate(lines, 1):
             event = _event(line)
             if event is None:
-                unreadable += [number] if number < len(lines) else []  # the last one is empty, or half there
+                unreadable += [number] if number < len(lines) else []  # the last one is empty or incomplete
             elif event.get("step", 0) < step or (event.get("step", 0) == step and event["event"] not in repeated):
                 kept.append(line + NEWLINE)
         if unreadable:
@@ -122,14 +121,14 @@ class MetricsLog:
         with writing(kept):
             shutil.copyfile(self.path, kept)
         where = ", ".join(map(str, lines[:5])) + (" …" if len(lines) > 5 else "")
-        self.on_warning(f"{self.path} is damaged: {len(lines)} lines cannot be read ({where}); it is kept as {kept.name}")
+        self.on_warning(f"{self.path} is damaged: {len(lines)} lines cannot be read ({where}); a copy is {kept.name}")
 
     def close(self) -> None:
-        """The last chance of what is still waiting."""
+        """Write what is still pending, or raise."""
         if self._file.closed:
             return
-        with self._file, writing(self.path, f"; its last {self._waiting.count(NEWLINE)} lines are lost"):
-            self._hand_over()
+        with self._file, writing(self.path, f"; its last {self._pending.count(NEWLINE)} lines are lost"):
+            self._write_pending()
 
     def __enter__(self) -> "MetricsLog":
         return self
@@ -144,7 +143,7 @@ def event_line(event: Mapping[str, Any]) -> bytes:
 
 
 def _finite(value: Any) -> Any:
-    """The value with its non-finite numbers spelled out, at any depth."""
+    """The value with non-finite numbers as strings, at any depth."""
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     if isinstance(value, Mapping):

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from tapeless.data.files import atomic_write, file_sha256, readable_json, reason, sync_folder, unused, write_synced
 from tapeless.errors import NEWER_FORMAT, CheckpointError, DamagedError, WriteError
-from tapeless.train.tensor_file import tensor_file
+from tapeless.training.tensor_file import tensor_file
 
 FORMAT_VERSION = 1
 MODEL, OPTIM, STATE, MANIFEST = "model.safetensors", "optim.safetensors", "state.json", "MANIFEST.json"

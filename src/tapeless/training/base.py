@@ -15,8 +15,8 @@ from tapeless.data.files import file_sha256
 from tapeless.errors import CheckpointError, ConfigError
 from tapeless.model.trained import merged
 from tapeless.optim.ema import EMA
-from tapeless.train.checkpoint import MODEL, Checkpoint, read_checkpoint
-from tapeless.train.run_config import RunConfig
+from tapeless.training.checkpoint import MODEL, Checkpoint, read_checkpoint
+from tapeless.training.run_config import RunConfig
 
 PATH, HASH = "base_checkpoint", "base_sha256"
 

@@ -9,10 +9,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import harness  # noqa: F401  puts tests/ on the path
 import performance_tables
 
+from mutants.run import MutantResult, matrix
 from tapeless.errors import CATALOGUE, KINDS
-from tapeless.verify.mutants import MutantResult, matrix
 
 HOME = Path(__file__).resolve().parent
 ROOT = HOME.parent

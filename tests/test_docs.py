@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from mutants.table import MUTANTS
 from tapeless.config import load_config
 from tapeless.verify import tolerances
-from tapeless.verify.mutant_table import MUTANTS
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"

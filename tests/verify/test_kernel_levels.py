@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from contract import check_kernel
+from levels.kernels import kernel_levels
 from tapeless.kernels import choose
 from tapeless.kernels.choose import register_ops
 from tapeless.ops.numerics import rows
@@ -20,7 +21,7 @@ from tapeless.ops.reference import REFERENCE
 from tapeless.verify.cases import CASES, OpCase, cases_of
 from tapeless.verify.fixtures import Setting
 from tapeless.verify.hf_levels import missing
-from tapeless.verify.kernel_levels import kernel_levels, narrow_dtypes
+from tapeless.verify.kernel_levels import narrow_dtypes
 from tapeless.verify.kernel_shapes import MANY_ROWS, SHAPES, at_odd_shapes
 
 BLOCK = 4  # keys at a time

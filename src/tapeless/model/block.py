@@ -76,10 +76,10 @@ def pre_norm_forward(
 def pre_norm_backward(dy: Tensor, saved: BlockSaved, p: BlockParams, g: BlockParams, call: Call, layer: int) -> Tensor:
     add_norm = call.ops.add_norm[call.config.norm]
     saved = pre_norm_rebuilt(saved, p, call, layer)
-    dn2 = feed_forward_backward(dy, saved.ffn, p, g, call, layer)
-    ds1 = add_norm.backward(dy, dn2, saved.ffn_norm, *p.ffn_norm, *g.ffn_norm)
+    dn2 = feed_forward_backward(dy, saved.ffn, p, g, call, layer)  # mutant: ffn-backward
+    ds1 = add_norm.backward(dy, dn2, saved.ffn_norm, *p.ffn_norm, *g.ffn_norm)  # mutant: ffn-residual
     dn1 = self_attention_backward(ds1, saved.attn, p, g, call, layer)
-    return add_norm.backward(ds1, dn1, saved.attn_norm, *p.attn_norm, *g.attn_norm)
+    return add_norm.backward(ds1, dn1, saved.attn_norm, *p.attn_norm, *g.attn_norm)  # mutant: attn-residual
 
 
 def post_norm_forward(x: Tensor, p: BlockParams, call: Call, layer: int) -> tuple[Tensor, None, BlockSaved]:
@@ -95,9 +95,9 @@ def post_norm_backward(dy: Tensor, saved: BlockSaved, p: BlockParams, g: BlockPa
     add_norm = call.ops.add_norm[call.config.norm]
     saved = post_norm_rebuilt(saved, p, call, layer)
     ds2 = add_norm.backward(None, dy, saved.ffn_norm, *p.ffn_norm, *g.ffn_norm)
-    dn1 = ds2 + feed_forward_backward(ds2, saved.ffn, p, g, call, layer)
+    dn1 = ds2 + feed_forward_backward(ds2, saved.ffn, p, g, call, layer)  # mutant: post-ffn-residual
     ds1 = add_norm.backward(None, dn1, saved.attn_norm, *p.attn_norm, *g.attn_norm)
-    return ds1 + self_attention_backward(ds1, saved.attn, p, g, call, layer)
+    return ds1 + self_attention_backward(ds1, saved.attn, p, g, call, layer)  # mutant: post-attn-residual
 
 
 def kept(saved: BlockSaved, policy: str) -> BlockSaved:
@@ -113,11 +113,11 @@ def pre_norm_rebuilt(saved: BlockSaved, p: BlockParams, call: Call, layer: int) 
     c, norm, add_norm = call.config, call.ops.norm[call.config.norm], call.ops.add_norm[call.config.norm]
     if call.recompute == "cheap":
         n1, _ = norm.forward(saved.x, *p.attn_norm, eps=c.norm_eps)
-        n2, _ = norm.forward(saved.s1, *p.ffn_norm, eps=c.norm_eps)
+        n2, _ = norm.forward(saved.s1, *p.ffn_norm, eps=c.norm_eps)  # mutant: recompute-ffn-norm
         attn = self_attention_rebuilt(saved.attn, n1, p, call)
         return saved._replace(attn=attn, ffn=feed_forward_rebuilt(saved.ffn, n2, p, call))
     if call.recompute == "full":
-        s, n1, attn_norm = add_norm.forward(saved.x, None, *p.attn_norm, eps=c.norm_eps)
+        s, n1, attn_norm = add_norm.forward(saved.x, None, *p.attn_norm, eps=c.norm_eps)  # mutant: recompute-full
         a, attn = self_attention_forward(n1, p, call, layer)
         s1, n2, ffn_norm = add_norm.forward(s, a, *p.ffn_norm, eps=c.norm_eps)
         return BlockSaved(s, attn_norm, attn, s1, ffn_norm, feed_forward_rebuilt(saved.ffn, n2, p, call))
@@ -129,7 +129,7 @@ def post_norm_rebuilt(saved: BlockSaved, p: BlockParams, call: Call, layer: int)
     if call.recompute == "cheap":
         n1, _ = call.ops.norm[call.config.norm].forward(saved.s1, *p.attn_norm, eps=call.config.norm_eps)
         attn = self_attention_rebuilt(saved.attn, saved.x, p, call)
-        return saved._replace(attn=attn, ffn=feed_forward_rebuilt(saved.ffn, n1, p, call))
+        return saved._replace(attn=attn, ffn=feed_forward_rebuilt(saved.ffn, n1, p, call))  # mutant: recompute-post-ffn
     if call.recompute == "full":
         return post_norm_forward(saved.x, p, call._replace(recompute="none"), layer)[2]
     return saved

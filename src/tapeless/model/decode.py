@@ -33,4 +33,4 @@ class KVCache:
         end = self.length + k.shape[2]
         self.keys[layer, :, :, self.length : end] = k
         self.values[layer, :, :, self.length : end] = v
-        return self.keys[layer, :, :, :end], self.values[layer, :, :, :end]
+        return self.keys[layer, :, :, :end], self.values[layer, :, :, :end]  # mutant: kv-cache

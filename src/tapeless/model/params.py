@@ -45,7 +45,7 @@ def transformer_specs(c: ModelConfig) -> list[ParamSpec]:
 
     def norm(name: str, width: int) -> list[ParamSpec]:
         bias = [ParamSpec(f"{name}.b", (width,), "zeros", False, None)] if c.norm_bias else []
-        return [ParamSpec(f"{name}.w", (width,), "ones", False, None), *bias]
+        return [ParamSpec(f"{name}.w", (width,), "ones", False, None), *bias]  # mutant: norm-specs
 
     def matrices(parts: list[tuple[str, int]], columns: int) -> list[ParamSpec]:
         return [ParamSpec(n, (rows, columns), "linear", True, 0, joined=i > 0) for i, (n, rows) in enumerate(parts)]

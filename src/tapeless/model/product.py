@@ -57,6 +57,6 @@ def product_forward(op: Op, x: Tensor, p: Product, scale: float) -> tuple[Tensor
 def product_backward(op: Op, dy: Tensor, saved: ProductSaved, p: Product, g: Product, scale: float) -> Tensor:  # dx (..., I)
     dx = op.backward(dy, saved.product, p.w, p.b, g.w, g.b)
     for (a, b, first), of_adapter, (da, db, _) in zip(p.adapters, saved.adapters, g.adapters, strict=True):
-        mine = dy[..., first : first + len(b)]
-        dx += LORA.backward(mine, of_adapter, a, b, da, db, scale=scale, product=op)  # dx is the op's own, too
+        mine = dy[..., first : first + len(b)]  # mutant: lora-columns
+        dx += LORA.backward(mine, of_adapter, a, b, da, db, scale=scale, product=op)  # the op's own dx  # mutant: lora-dx
     return dx

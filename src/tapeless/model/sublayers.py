@@ -143,7 +143,7 @@ def self_attention_backward(
     da = drop_backward(da, call, f"blocks.{layer}.attn")
     assert saved.qkv_linear is not None
     assert saved.out_linear is not None
-    do = product_backward(ops.linear, da, saved.out_linear, p.wo, g.wo, call.lora_scale)
+    do = product_backward(ops.linear, da, saved.out_linear, p.wo, g.wo, call.lora_scale)  # mutant: attn-out-backward
     dq, dk, dv = ops.attention.backward(do, saved.attention)
     dqkv = heads_backward(dq, dk, dv, saved.heads, p, g, call)
     return product_backward(ops.linear, dqkv, saved.qkv_linear, p.qkv, g.qkv, call.lora_scale)

@@ -321,14 +321,14 @@ class Transformer:
         dx = call.ops.add_norm[c.norm].backward(None, dn, kept.final_norm, *p.final_norm, *g.final_norm)
         ready("head")
         for i in reversed(range(self.lowest, c.num_layers)):
-            dx = block_backward(dx, kept.blocks.pop(), p.blocks[i], g.blocks[i], call, i)
+            dx = block_backward(dx, kept.blocks.pop(), p.blocks[i], g.blocks[i], call, i)  # mutant: block-backward
             ready(f"blocks.{i}")
         if "embed" not in self._grad_parts:
             return
-        dx = drop_backward(dx, call, "embed")
+        dx = drop_backward(dx, call, "embed")  # mutant: embed-dropout
         if p.positions is not None:
             dx = POSITIONS.backward(dx, None, p.positions, g.positions)
-        call.ops.embed.backward(dx, kept.embed, p.embed, g.embed)
+        call.ops.embed.backward(dx, kept.embed, p.embed, g.embed)  # mutant: embed-backward
         ready("embed")
 
     def _trunk(self, tokens: Tensor, call: Call, keep: bool) -> tuple[Tensor, Kept]:  # n (B, T, C)
@@ -348,10 +348,10 @@ class Transformer:
         return n, Kept(call, self.store.version, (), embed, blocks, final_norm, None, None, None, None)
 
     def _head_backward(self, dlogits: Tensor | None, kept: Kept) -> Tensor:  # dn (B, T, C)
-        p, g = self._p, self._g
+        p, g = self._p, self._g  # mutant: head-backward
         if kept.loss_options is not None:
             return self.ops.linear_cross_entropy.backward(1.0, kept.head, p.head, g.head, **kept.loss_options)
-        if kept.softcap is not None:
+        if kept.softcap is not None:  # mutant: softcap-backward
             dlogits = SOFTCAP.backward(dlogits, kept.softcap, cap=self.config.logit_softcap)
         return self.ops.linear.backward(dlogits, kept.head, p.head, None, g.head, None)
 

@@ -36,11 +36,11 @@ def decayed_stretches(views: Mapping[str, Tensor], decay: Collection[str]) -> li
     stretches: list[slice] = []
     follows = False
     for name, view in views.items():
-        if name in decay:
+        if name in decay:  # mutant: decayed-spans
             start, end = view.storage_offset(), view.storage_offset() + view.numel()
             start = stretches.pop().start if follows else start
             stretches.append(slice(start, end))
-        follows = name in decay
+        follows = name in decay  # mutant: decayed-neighbours
     return stretches
 
 

@@ -3,7 +3,7 @@
     loss = sum of token losses / valid targets of all micro-batches together
 Each micro-batch is divided by the count of all of them, so that however a batch is cut, the gradient is the same: the mean
 over tokens, not the mean of means.
-Tested by: tests/train/test_step.py and level L4 (verify/training.py)."""
+Tested by: tests/train/test_step.py and level L4 (tests/levels/training.py)."""
 
 import math
 from collections.abc import Iterator

@@ -17,11 +17,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from levels.muon_reference import TheirMuon, is_hidden
 from tapeless.config import ModelConfig, TrainConfig
 from tapeless.model.build import AnyModel
 from tapeless.train.step import accumulate_gradients
 from tapeless.verify import twin
-from tapeless.verify.by_singular_values import TheirMuon, is_hidden
 from tapeless.verify.finding import Finding, distance
 from tapeless.verify.fixtures import (
     FIRST_SAMPLE,

@@ -240,7 +240,7 @@ def test_the_regions_that_are_filled_from_measurements_are_there():
 
 
 def entries(name: str, value: object) -> dict[str, float]:
-    """One row each: `TWIN`, `ADJOINT["float64"]`, `SLOPE[0]`."""
+    """One row each: `AUTOGRAD`, `ADJOINT["float64"]`, `SLOPE[0]`."""
     if isinstance(value, dict):
         return {f'{name}["{key}"]': number for key, number in value.items()}
     if isinstance(value, tuple):

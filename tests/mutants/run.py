@@ -20,7 +20,7 @@ from levels import LEVELS, first_failure
 from mutants.places import PACKAGE
 from mutants.table import Mutant, mutants_of
 from tapeless.errors import TapelessError
-from tapeless.verify.fixtures import LAW, Setting
+from tapeless.verify.fixtures import ON_REFERENCE, Setting
 
 IMPORTED_ANEW = (PACKAGE.name, "levels")  # top-level packages
 TWO_LEVELS = 0.95  # the share of mutants that at least two levels must kill
@@ -118,7 +118,7 @@ def _evidence(copy: Any, level: str, on: Setting) -> str:
 
 
 def run_mutants(
-    only: str | None = None, progress: Callable[[MutantResult], None] | None = None, on: Setting = LAW
+    only: str | None = None, progress: Callable[[MutantResult], None] | None = None, on: Setting = ON_REFERENCE
 ) -> list[MutantResult]:
     """Every mutant of a set of ops, or the one of the given number, against all levels. `progress` gets each result as it
     comes.

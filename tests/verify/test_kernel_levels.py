@@ -19,7 +19,7 @@ from tapeless.ops.numerics import rows
 from tapeless.ops.op import Op, OpSet
 from tapeless.ops.reference import REFERENCE
 from tapeless.verify.cases import CASES, OpCase, cases_of
-from tapeless.verify.fixtures import Setting
+from tapeless.verify.fixtures import TRANSFORMER_CASES, Setting
 from tapeless.verify.hf_levels import missing
 from tapeless.verify.kernel_levels import narrow_dtypes
 from tapeless.verify.kernel_shapes import MANY_ROWS, SHAPES, at_odd_shapes
@@ -233,7 +233,9 @@ def test_every_op_of_a_set_has_a_case() -> None:
     assert {id(op) for op in ops_of(RIGHT)} <= judged
 
 
-def test_a_set_without_bfloat16_is_judged_in_float32() -> None:
+def test_a_set_without_bfloat16_is_judged_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tapeless.verify.kernel_levels.TRANSFORMER_CASES", TRANSFORMER_CASES[:2])
+    monkeypatch.setattr("tapeless.verify.kernel_levels.cases_of", lambda *asked: list(cases_of(*asked))[:12])
     register_ops("float32-only", REFERENCE, dtypes=["float32"])
     on = Setting("float32-only")
     assert narrow_dtypes(on) == ("float32",)

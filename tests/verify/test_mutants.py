@@ -5,11 +5,13 @@ import builtins
 import os
 import sys
 from importlib.util import cache_from_source
+from operator import attrgetter
 from pathlib import Path
 
 import pytest
 
 from levels import LEVELS
+from mutants.__main__ import main
 from mutants.places import PACKAGE, find, markers, parsed, replaced, tree_of, wildcard
 from mutants.run import (
     TWO_LEVELS,
@@ -24,7 +26,8 @@ from mutants.run import (
 from mutants.table import KERNEL_MUTANTS, LISTED, MUTANTS, Mutant, mutants_of
 from tapeless.errors import TapelessError
 from tapeless.verify.finding import Finding
-from tapeless.verify.fixtures import Setting
+from tapeless.verify.fixtures import PARTLY_TRAINED_CASES, ModelCase, Setting
+from tapeless.verify.model_judges import by_precision
 
 BY_NUMBER = {mutant.number: mutant for mutant in MUTANTS}
 
@@ -159,9 +162,18 @@ def test_the_package_is_restored_after_an_error() -> None:
     assert all(sys.modules[name] is module for name, module in modules.items())
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("level", ["L4", "L5", "L6"])
 def test_the_healthy_source_passes(level: str) -> None:
+    """The others, case by case: test_op_levels.py (L0, L1), tests/model/test_transformer_grads.py and test_adapters.py (L2),
+    tests/model/test_against_hf.py (L3)."""
     findings = list(LEVELS[level]())
+    assert findings
+    assert [str(finding) for finding in findings if not finding.ok] == []
+
+
+@pytest.mark.parametrize("case", PARTLY_TRAINED_CASES, ids=attrgetter("name"))
+def test_partly_trained_models_pass_in_narrow_dtypes(case: ModelCase) -> None:
+    findings = list(by_precision(case))
     assert findings
     assert [str(finding) for finding in findings if not finding.ok] == []
 
@@ -188,11 +200,14 @@ _register("planted", _replace(_R, attention=_wrong), dtypes=["float32", "bfloat1
 """
 
 
-@pytest.mark.parametrize(("factor", "killers"), [("1.01", {"L0", "L1", "L2"}), ("1.0", set())])
-def test_a_set_of_kernels_is_judged_by_its_own_levels(factor: str, killers: set[str]) -> None:
+@pytest.mark.parametrize(
+    ("factor", "levels", "killers"), [("1.01", ["L0", "L1", "L2", "L6"], {"L0", "L1", "L2"}), ("1.0", ["L0", "L6"], set())]
+)
+def test_a_set_of_kernels_is_checked_by_its_own_levels(factor: str, levels: list[str], killers: set[str]) -> None:
+    """That a right set passes all levels is tested in test_kernel_levels.py."""
     old = "NARROW = $dtypes"
     mutant = Mutant("K", "a factor", "verify:", old, old + REGISTERED.replace("FACTOR", factor))
-    result = run_mutant(mutant, ["L0", "L1", "L2", "L6"], Setting("planted"))
+    result = run_mutant(mutant, levels, Setting("planted"))
     assert result.killed_by.keys() == killers
 
 
@@ -222,6 +237,21 @@ def test_mutants_are_not_run_against_levels_that_fail_anyway(monkeypatch: pytest
     monkeypatch.setitem(LEVELS, "L0", lambda: iter([failure]))
     with pytest.raises(TapelessError, match="the levels must pass"):
         run_mutants("none of them")
+
+
+def test_the_command_names_the_levels_that_find_a_mutant(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("mutants.run.LEVELS", ["L0", "L1"])
+    monkeypatch.setattr("mutants.run.run_mutant.__defaults__", (("L0", "L1"), None))
+    assert main(["28"]) == 0
+    out, err = capsys.readouterr()
+    assert "L1 rms_norm" in out
+    assert "28  ··  L1" in err
+    with pytest.raises(SystemExit) as stopped:
+        main(["999"])
+    assert stopped.value.code == 2
+    assert "unknown mutant '999'; of ops reference there are 1, 2" in capsys.readouterr().err
 
 
 def test_results_make_a_matrix() -> None:

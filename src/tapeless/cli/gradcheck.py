@@ -84,13 +84,13 @@ def table(rows: list[tuple[str, ...]]) -> str:
 
 
 def check_model(args: argparse.Namespace) -> int:
-    from tapeless.verify.fixtures import LAW
+    from tapeless.verify.fixtures import ON_REFERENCE
     from tapeless.verify.gradcheck import gradcheck
     from tapeless.verify.kernel_gradcheck import gradcheck_ops
 
     name, config = (str(args.run_dir), model_of(args.run_dir)) if args.run_dir else chosen(args)[:2]
     options = {"seed": args.seed, "progress": say}
-    report = gradcheck(name, config, **options) if args.on == LAW else gradcheck_ops(name, config, args.on, **options)
+    report = gradcheck(name, config, **options) if args.on == ON_REFERENCE else gradcheck_ops(name, config, args.on, **options)
     args.status = 0 if report.ok else FAILED  # known before anything is printed, into whatever pipe
     if args.json:
         print(as_json(report.as_json()))
@@ -139,11 +139,11 @@ def level_table(findings: "list[Finding]") -> str:
 
 
 def check_op(args: argparse.Namespace) -> int:
-    from tapeless.verify.fixtures import LAW
+    from tapeless.verify.fixtures import ON_REFERENCE
     from tapeless.verify.kernel_levels import ops_findings
     from tapeless.verify.op_levels import level_1
 
-    findings = list(level_1(args.op) if args.on == LAW else ops_findings(args.on, args.op))
+    findings = list(level_1(args.op) if args.on == ON_REFERENCE else ops_findings(args.on, args.op))
     if not findings:
         raise UsageError(f"{args.op} is not an op that a set has: it is always the reference's")
     failures = [finding for finding in findings if not finding.ok]

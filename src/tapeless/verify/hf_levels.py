@@ -14,8 +14,8 @@ from tapeless.interop.families import their_settings
 from tapeless.interop.names import from_hugging_face, to_hugging_face
 from tapeless.model.transformer import Transformer
 from tapeless.verify.finding import Finding, distance
-from tapeless.verify.fixtures import LAW, Batch, ModelCase, Setting, T, batch, build, gradients
-from tapeless.verify.model_judges import compared, rounding_floor, zero_by_identity
+from tapeless.verify.fixtures import ON_REFERENCE, Batch, ModelCase, Setting, T, batch, build, gradients, zero_by_identity
+from tapeless.verify.model_judges import compared, rounding_floor
 from tapeless.verify.oracles import Point
 from tapeless.verify.tolerances import HUGGING_FACE, HUGGING_FACE_FLOAT32
 
@@ -35,7 +35,7 @@ class Family(NamedTuple):
     name: str  # of their class
     config: ModelConfig
 
-    on: Setting = LAW
+    on: Setting = ON_REFERENCE
 
     @property
     def case(self) -> ModelCase:

@@ -29,13 +29,15 @@ from tapeless.verify.fixtures import (
     data_of,
     gradients,
     move_off_init,
+    zero_by_identity,
 )
 from tapeless.verify.kernel_ops import kernel_level_0, kernel_level_1
 from tapeless.verify.kernel_update import update_findings
 from tapeless.verify.metamorphic import check_metamorphic, sums_are_wide
-from tapeless.verify.model_judges import by_precision, kernel_bound, zero_by_identity
+from tapeless.verify.model_judges import by_precision
 from tapeless.verify.model_levels import by_accumulation, by_interruption, by_recompute
 from tapeless.verify.oracles import Point
+from tapeless.verify.tolerances import kernel_bound
 
 NARROW = ("float32", "bfloat16")
 SEEDS = range(1, 4)  # of the weights: a reference that is right by luck once should not be the measure
@@ -106,8 +108,8 @@ def by_reference(case: ModelCase, dtype: str) -> Iterator[Finding]:
     units are carried over the kink is luck."""
     if dtype == "bfloat16" and isinstance(case.config, ModelConfig) and case.config.ffn == "relu":
         return
-    truths = {seed: _gradients(case.by_law, "float64", seed) for seed in SEEDS}
-    errors = {seed: errors_of(_gradients(case.by_law, dtype, seed), truth) for seed, truth in truths.items()}
+    truths = {seed: _gradients(case.on_reference, "float64", seed) for seed in SEEDS}
+    errors = {seed: errors_of(_gradients(case.on_reference, dtype, seed), truth) for seed, truth in truths.items()}
     for seed, truth in truths.items():
         claimed = _gradients(case, dtype, seed)
         for name in claimed.keys() - zero_by_identity(case.config, T):

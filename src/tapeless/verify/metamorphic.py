@@ -33,8 +33,9 @@ from tapeless.verify.fixtures import (
     build,
     data_of,
     gradients,
+    zero_by_identity,
 )
-from tapeless.verify.model_judges import largest_gap, rounding_floor, zero_by_identity
+from tapeless.verify.model_judges import largest_gap, rounding_floor
 from tapeless.verify.oracles import norm
 from tapeless.verify.tolerances import METAMORPHIC
 
@@ -185,7 +186,7 @@ def silent_blocks(case: ModelCase, config: ModelConfig, dtype: str) -> Iterator[
     is a Chain of embedding, dropout, norm and head, and what the residual sums carry back must be the Chain's gradients. The
     Chain is always of the reference ops in float64."""
     c, C = replace(config, norm_eps=EPS), config.hidden_dim
-    model, data = build(case._replace(config=c), dtype), data_of(case.by_law)
+    model, data = build(case._replace(config=c), dtype), data_of(case.on_reference)
     assert isinstance(model, Transformer)
     for name, w in model.params.items():
         if name.endswith((".wo", ".bo", ".w_down", ".b_down", "pos.w")):

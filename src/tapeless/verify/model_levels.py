@@ -15,16 +15,16 @@ from tapeless.verify.fixtures import (
     gradients,
     loss_with_gradients,
     move_off_init,
+    zero_by_identity,
 )
 from tapeless.verify.model_judges import (
+    by_autograd,
     by_complex_step,
     by_differences,
     by_slope,
-    by_twin,
     compared,
     largest_gap,
     rounding_floor,
-    zero_by_identity,
 )
 from tapeless.verify.tolerances import ACCUMULATION
 
@@ -37,7 +37,7 @@ def check_model(case: ModelCase) -> Iterator[Finding]:
     if bad:  # no direction can be taken along it
         yield Finding("L2", f"model[{case.name}]", "finite", bad[0], math.inf, 0.0)
         return
-    for judge in (by_twin, by_complex_step, by_differences, by_slope):
+    for judge in (by_autograd, by_complex_step, by_differences, by_slope):
         yield from judge(case, data, grads)
 
 

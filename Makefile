@@ -6,7 +6,7 @@ READY   := $(VENV)/.ready
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lint test test-slow train bench accept clean
+.PHONY: help setup lint test test-slow mutants train bench accept clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/\1|\2/' | awk -F'|' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -32,6 +32,9 @@ test: lint  ## lint, then every test but the slow ones
 
 test-slow: $(READY)  ## the slow tests alone
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) -m slow
+
+mutants: $(READY)  ## plant every known bug, one at a time, and see that the levels find it: five minutes
+	OMP_NUM_THREADS=1 PYTHONPATH=tests $(BIN)/python -m mutants
 
 train: $(READY)  ## train the default model on this Python's own sources
 	$(BIN)/tapeless train new

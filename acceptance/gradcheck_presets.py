@@ -38,7 +38,7 @@ for name in preset_names():
     print(done.stderr[-500:], end="")
     report = json.loads(done.stdout)
     listed = [row["tensor"] for row in report["tensors"]]
-    exact = [f for f in report["findings"] if f["oracle"] in ("complex step", "autograd twin") and f["tensor"] in listed]
+    exact = [f for f in report["findings"] if f["oracle"] in ("complex step", "autograd reference") and f["tensor"] in listed]
     worst = max(exact, key=closeness)
     claims.check(f"{name}: exit status", bound=0, measured=done.returncode, ok=done.returncode == 0)
     claims.check(f"{name}: every parameter tensor listed", bound=len(tensors), measured=len(listed), ok=listed == tensors)

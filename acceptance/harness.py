@@ -1,12 +1,12 @@
-"""What the scripts about faults share: the harness of tests/faults, which the tests use for a few of each and these scripts for
-all. `argument()` is a smaller number for a try, such as `python acceptance/corruptions.py 100`."""
+"""What the scripts about faults and mutants share: the modules of tests/, which the tests use for a few cases of each and these
+scripts for all. `argument()` is a smaller number for a try, such as `python acceptance/corruptions.py 100`."""
 
 import os
 import sys
 from pathlib import Path
 
 TESTS = Path(__file__).resolve().parents[1] / "tests"
-sys.path += [str(TESTS / "faults"), str(TESTS / "train")]
+sys.path += [str(TESTS), str(TESTS / "faults"), str(TESTS / "train")]
 
 
 def argument(default: int) -> int:

@@ -10,6 +10,7 @@ from collections import Counter
 from importlib.util import find_spec
 
 from claim import Claims, skip
+from harness import TESTS
 from training import scratch
 
 BATCH, LIMIT = 1000, 10.0  # mutations in a process; seconds that one may take
@@ -20,8 +21,8 @@ import json, resource, sys, time
 from collections import Counter
 from pathlib import Path
 
+from hostile import base_directories, judged, mutants
 from tapeless.data.bpe import train_bpe
-from tapeless.verify.hostile import base_directories, judged, mutants
 
 folder, first, last, memory = Path(sys.argv[1]), *map(int, sys.argv[2:])
 bases = base_directories(folder, train_bpe(["the quick brown fox jumps over the lazy dog, " * 20], 290))
@@ -41,6 +42,7 @@ print(json.dumps({"found": found, "slowest": slowest, "defects": defects}))
 if find_spec("tokenizers") is None or not os.path.exists("/proc/self/statm"):
     skip("needs the package tokenizers, and Linux to limit memory")
 mutations = int(sys.argv[1]) if len(sys.argv) > 1 else 20_000
+path = os.pathsep.join(filter(None, [str(TESTS / "faults"), os.environ.get("PYTHONPATH")]))
 found: Counter[str] = Counter()
 slowest, crashes, defects, noise = 0.0, [], [], ""
 for first in range(0, mutations, BATCH):
@@ -52,7 +54,7 @@ for first in range(0, mutations, BATCH):
             text=True,
             check=False,
             timeout=BATCH * LIMIT,
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
+            env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path},
         )
     noise += done.stderr
     if done.returncode:

@@ -9,10 +9,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import harness  # noqa: F401  puts tests/ on the path
 import performance_tables
 
+from mutants.run import MutantResult, matrix
 from tapeless.errors import CATALOGUE, KINDS
-from tapeless.verify.mutants import MutantResult, matrix
 
 HOME = Path(__file__).resolve().parent
 ROOT = HOME.parent
@@ -34,7 +35,7 @@ def number() -> str:
     full_size = max(row["full_size"] for row in rows)
     return (
         f"**{worst['worst']:.0e}** is the largest relative error of any of {tensors:,} gradient tensors, those of all\n"
-        f"{len(rows)} presets at fixture widths, by complex step and by an autograd twin in float64; at full size, along\n"
+        f"{len(rows)} presets at fixture widths, by complex step and by an autograd reference in float64; at full size, along\n"
         f"three directions, it is {full_size:.0e}. One preset: `tapeless gradcheck --preset {worst['preset']}`. All of them:\n"
         "`python acceptance/run.py gradcheck_presets`.\n"
     )

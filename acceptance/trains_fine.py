@@ -18,13 +18,14 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import harness  # noqa: F401  puts tests/ on the path
 import numpy as np
 import torch
 from claim import Claims
 from torch import Tensor
 
-from tapeless.verify.mutant_table import MUTANTS
-from tapeless.verify.mutants import TRAINS_FINE, mutated
+from mutants.run import TRAINS_FINE, mutated
+from mutants.table import MUTANTS
 
 STEPS, LAST, PROBE = 200, 20, 40  # of a run, those that count, and those that show whether a mutant is felt at all
 B, T, CUT = 4, 32, 2  # rows and length of a micro-batch, and how many there are in a step

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from mutants.table import MUTANTS
 from tapeless.config import load_config
 from tapeless.verify import tolerances
-from tapeless.verify.mutant_table import MUTANTS
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
@@ -240,7 +240,7 @@ def test_the_regions_that_are_filled_from_measurements_are_there():
 
 
 def entries(name: str, value: object) -> dict[str, float]:
-    """One row each: `TWIN`, `ADJOINT["float64"]`, `SLOPE[0]`."""
+    """One row each: `AUTOGRAD`, `ADJOINT["float64"]`, `SLOPE[0]`."""
     if isinstance(value, dict):
         return {f'{name}["{key}"]': number for key, number in value.items()}
     if isinstance(value, tuple):

@@ -28,8 +28,6 @@ from tapeless.cli.main import main
         (["gradcheck", "--preset", "simplelm", "--num-layers", "2"], "simplelm is a SimpleLM"),
         (["gradcheck", "--config", "no/such/file.toml"], "no such file"),
         (["gradcheck", "--op", "atention"], "did you mean 'attention'?"),
-        (["gradcheck", "--mutant", "99"], "unknown mutant '99'"),
-        (["gradcheck", "--op", "rope", "--mutants"], "not allowed with"),
     ],
 )
 def test_a_mistake_is_one_line_and_status_2(capsys, words, says):

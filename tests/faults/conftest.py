@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "train"))  # run_fixtures, checkpoint_fixtures
+TESTS = Path(__file__).parents[1]
+sys.path[:0] = [str(TESTS / "train"), str(TESTS / "interop")]  # run_fixtures, checkpoint_fixtures, interop_fixtures
 
 
 @pytest.fixture(autouse=True)

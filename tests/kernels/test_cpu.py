@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from contract import check_kernel, check_within
+from levels.kernels import kernel_levels
 from tapeless.config import ModelConfig, TrainConfig
 from tapeless.kernels.choose import choose
 from tapeless.kernels.cpu import linear, linear_cross_entropy
@@ -22,7 +23,6 @@ from tapeless.training.step import optimizer_of, train_step
 from tapeless.verify.cases import cases_of
 from tapeless.verify.finding import distance
 from tapeless.verify.fixtures import TRANSFORMER_CASES, ModelCase, Setting, move_off_init
-from tapeless.verify.kernel_levels import kernel_levels
 from tapeless.verify.tolerances import KERNEL_FORWARD
 
 pytest.importorskip("numba")

@@ -16,7 +16,7 @@ from tapeless.ops.rms_norm import RMS_NORM
 from tapeless.verify.finding import distance
 from tapeless.verify.fixtures import batch, move_off_init, shrunk
 from tapeless.verify.oracles import Point, autograd_gradient
-from tapeless.verify.tolerances import MODEL_TWIN
+from tapeless.verify.tolerances import MODEL_AUTOGRAD
 
 V, C, M = 23, 10, 7
 
@@ -55,23 +55,23 @@ def test_residual_branches_within_residual_branches():
     move_off_init(chain, 1)
     dy = torch.randn(3, 7, V, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 
-    def twin(p: Point) -> torch.Tensor:
+    def formula(p: Point) -> torch.Tensor:
         x = F.embedding(tokens, p["embed.w"])
         h = F.gelu(F.linear(F.rms_norm(x, (C,), p["norm.w"], 1e-5), p["up.w"], p["up.b"]), approximate="tanh")
         x = x + F.linear(h + torch.tanh(F.linear(h, p["inner.w"])), p["down.w"])
         y = F.linear(F.layer_norm(x, (C,), p["last.w"], p["last.b"], 1e-5), p["head.w"], p["head.b"])
         return (y * dy).sum()
 
-    truth = autograd_gradient(twin, chain.params)
+    truth = autograd_gradient(formula, chain.params)
     chain.forward(tokens)
     assert chain.backward(dy) is None  # tokens have no gradient
     assert truth.keys() == chain.grads.keys()
     for name, g in truth.items():
-        assert distance(chain.grads[name], g).l2 <= MODEL_TWIN, name
+        assert distance(chain.grads[name], g).l2 <= MODEL_AUTOGRAD, name
     chain.forward(tokens)
     chain.backward(dy)
     for name, g in truth.items():
-        assert distance(chain.grads[name], 2 * g).l2 <= MODEL_TWIN, f"{name} does not accumulate"
+        assert distance(chain.grads[name], 2 * g).l2 <= MODEL_AUTOGRAD, f"{name} does not accumulate"
     chain.zero_grads()
     assert not chain.store.flat_grads.any()
 
@@ -81,7 +81,7 @@ def test_the_gradient_of_a_float_input_is_returned():
     x, dy = torch.randn(2, 4, C, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     chain.forward(x)
     expected = dy + dy @ chain.params["map.w"]
-    assert distance(chain.backward(dy), expected).largest <= MODEL_TWIN
+    assert distance(chain.backward(dy), expected).largest <= MODEL_AUTOGRAD
 
 
 def test_bfloat16_computes_with_rounded_copies():
@@ -116,4 +116,4 @@ def test_simple_lm_has_one_loss():
     dlogits = autograd_gradient(lambda p: F.cross_entropy(p["z"].flatten(0, 1), targets.flatten()), {"z": logits})["z"]
     model.backward(dlogits)
     for name, g in direct.items():
-        assert distance(model.grads[name], g).l2 <= MODEL_TWIN, name
+        assert distance(model.grads[name], g).l2 <= MODEL_AUTOGRAD, name

@@ -6,10 +6,10 @@ import torch
 from tapeless.model.transformer import Transformer
 from tapeless.verify.finding import distance
 from tapeless.verify.fixtures import TRANSFORMER_CASES, ModelCase, build, data_of, loss_with_gradients
-from tapeless.verify.tolerances import MODEL_BFLOAT16, MODEL_FLOAT32, MODEL_TWIN
+from tapeless.verify.tolerances import MODEL_AUTOGRAD, MODEL_BFLOAT16, MODEL_FLOAT32
 
 pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
-BOUNDS = {"float64": MODEL_TWIN, "float32": MODEL_FLOAT32, "bfloat16": MODEL_BFLOAT16}
+BOUNDS = {"float64": MODEL_AUTOGRAD, "float32": MODEL_FLOAT32, "bfloat16": MODEL_BFLOAT16}
 
 
 @pytest.mark.parametrize("dtype", BOUNDS)

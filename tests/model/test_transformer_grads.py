@@ -20,7 +20,7 @@ from tapeless.verify.fixtures import (
     values,
 )
 from tapeless.verify.metamorphic import check_metamorphic, op_identities
-from tapeless.verify.model_judges import by_precision, by_twin
+from tapeless.verify.model_judges import by_autograd, by_precision
 from tapeless.verify.model_levels import by_accumulation, check_model
 from tapeless.verify.tolerances import ACCUMULATION
 
@@ -60,11 +60,11 @@ def test_invariants_of_the_ops():
 
 
 @pytest.mark.parametrize("name", preset_names())
-def test_presets_agree_with_the_twin(name: str):
+def test_presets_agree_with_autograd(name: str):
     config = shrunk(load_preset(name))
     case = ModelCase(name, replace(config, num_layers=2) if isinstance(config, ModelConfig) else config)
     data = data_of(case)
-    assert failures(by_twin(case, data, gradients(build(case), data))) == []
+    assert failures(by_autograd(case, data, gradients(build(case), data))) == []
 
 
 def test_the_cases_use_every_choice():

@@ -7,13 +7,13 @@ import pytest
 import torch
 from optim_fixtures import STEPS, draw_for_both, draw_gradients, gaps, lr_at, small_model, step_both
 
+from levels.muon_reference import TheirMuon, is_hidden, newton_schulz
 from tapeless.config import ModelConfig
 from tapeless.model.simple_lm import SimpleLM, SimpleLMConfig
 from tapeless.model.transformer import Transformer
 from tapeless.optim import AdamW, Muon
 from tapeless.optim import muon as module
 from tapeless.optim.muon import batches, orthogonal, products_dtype
-from tapeless.verify.by_singular_values import TheirMuon, is_hidden, newton_schulz
 from tapeless.verify.tolerances import NEWTON_SCHULZ, OPTIMIZER
 
 HIDDEN = {f"blocks.0.attn.w{x}" for x in "qkvo"} | {f"blocks.0.ffn.w_{x}" for x in ("gate", "up", "down")}

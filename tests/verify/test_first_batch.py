@@ -1,6 +1,8 @@
 """The check before a run's first step: silent on a healthy model, loud on ops that are wrong."""
 
+import re
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ from tapeless.kernels import choose
 from tapeless.model.build import build_model
 from tapeless.ops.op import Op
 from tapeless.ops.reference import REFERENCE
+from tapeless.verify import first_batch
 from tapeless.verify.finding import Finding
 from tapeless.verify.first_batch import CHECKED, first_batch_findings
 
@@ -120,12 +123,13 @@ def blind(op: Op) -> Op:
 def test_documents_are_kept_apart_in_the_check_too(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(choose, "_BACKENDS", dict(choose._BACKENDS))
     choose.register_ops("blind", replace(REFERENCE, attention=blind(REFERENCE.attention)))
+    choose.register_ops("copied", replace(REFERENCE, name="copied"))
     config, (tokens, targets) = CONFIGS["llama"], batch(CONFIGS["llama"])
     documents = (torch.arange(40) // 7).expand(3, 40)
-    for ops, checked in (("cpu", CHECKED), ("blind", CHECKED), ("cpu", 100), ("blind", 100)):
+    for ops, checked in (("copied", CHECKED), ("blind", CHECKED), ("copied", 100), ("blind", 100)):
         monkeypatch.setattr("tapeless.verify.first_batch.CHECKED", checked)
         found = list(first_batch_findings(build_model(config, ops=ops), tokens, targets, documents))
-        assert all(finding.ok for finding in found) == (ops == "cpu")
+        assert all(finding.ok for finding in found) == (ops == "copied")
 
 
 def test_documents_of_one_token_pass():
@@ -139,11 +143,12 @@ def test_behind_a_long_prompt_there_is_something_to_judge(prompt: int, monkeypat
     """The first 32 columns alone may hold no target, and every gradient of nothing is right."""
     monkeypatch.setattr(choose, "_BACKENDS", dict(choose._BACKENDS))
     choose.register_ops("broken", replace(REFERENCE, linear=swollen(REFERENCE.linear, 1.1)))
+    choose.register_ops("copied", replace(REFERENCE, name="copied"))
     config, (tokens, targets) = CONFIGS["llama"], batch(CONFIGS["llama"])
     targets[:, :prompt] = -100
-    for ops in ("cpu", "broken"):
+    for ops in ("copied", "broken"):
         found = list(first_batch_findings(build_model(config, ops=ops), tokens, targets))
-        assert all(finding.ok for finding in found) == (ops == "cpu")
+        assert all(finding.ok for finding in found) == (ops == "copied")
 
 
 def test_a_wrong_reference_is_caught_by_the_complex_step(monkeypatch: pytest.MonkeyPatch):
@@ -160,3 +165,16 @@ def test_a_large_model_has_its_architecture_checked(monkeypatch: pytest.MonkeyPa
     assert all(finding.ok for finding in found)
     assert {finding.check for finding in found} == {"architecture", "architecture, float32"}
     assert CHECKED > 1_000_000
+
+
+IMPORTED = {"first_batch", "finding", "fixtures", "oracles", "tolerances"}
+
+
+def test_it_imports_little_of_the_package():
+    """Every training run imports it."""
+    seen, left = set[str](), ["first_batch"]
+    while left:
+        seen.add(name := left.pop())
+        source = (Path(first_batch.__file__).parent / f"{name}.py").read_text()
+        left += set(re.findall(r"^from tapeless\.verify\.(\w+) import", source, re.M)) - seen
+    assert seen == IMPORTED

@@ -12,15 +12,16 @@ import torch
 from torch import Tensor
 
 from contract import check_kernel
+from levels.kernels import kernel_levels
 from tapeless.kernels import choose
 from tapeless.kernels.choose import register_ops
 from tapeless.ops.numerics import rows
 from tapeless.ops.op import Op, OpSet
 from tapeless.ops.reference import REFERENCE
 from tapeless.verify.cases import CASES, OpCase, cases_of
-from tapeless.verify.fixtures import Setting
+from tapeless.verify.fixtures import TRANSFORMER_CASES, Setting
 from tapeless.verify.hf_levels import missing
-from tapeless.verify.kernel_levels import kernel_levels, narrow_dtypes
+from tapeless.verify.kernel_levels import narrow_dtypes
 from tapeless.verify.kernel_shapes import MANY_ROWS, SHAPES, at_odd_shapes
 
 BLOCK = 4  # keys at a time
@@ -232,7 +233,9 @@ def test_every_op_of_a_set_has_a_case() -> None:
     assert {id(op) for op in ops_of(RIGHT)} <= judged
 
 
-def test_a_set_without_bfloat16_is_judged_in_float32() -> None:
+def test_a_set_without_bfloat16_is_judged_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tapeless.verify.kernel_levels.TRANSFORMER_CASES", TRANSFORMER_CASES[:2])
+    monkeypatch.setattr("tapeless.verify.kernel_levels.cases_of", lambda *asked: list(cases_of(*asked))[:12])
     register_ops("float32-only", REFERENCE, dtypes=["float32"])
     on = Setting("float32-only")
     assert narrow_dtypes(on) == ("float32",)

@@ -1,19 +1,19 @@
 """The levels pass on the source as it is, and each catches what it should once a mutant is in it."""
 
+import ast
+import builtins
 import os
 import sys
 from importlib.util import cache_from_source
+from operator import attrgetter
 from pathlib import Path
 
 import pytest
 
-from tapeless.errors import TapelessError
-from tapeless.verify.finding import Finding
-from tapeless.verify.fixtures import Setting
-from tapeless.verify.kernel_mutants import KERNEL_MUTANTS, mutants_of
-from tapeless.verify.levels import LEVELS
-from tapeless.verify.mutant_table import LISTED, MUTANTS, PACKAGE, Mutant
-from tapeless.verify.mutants import (
+from levels import LEVELS
+from mutants.__main__ import main
+from mutants.places import PACKAGE, find, markers, parsed, replaced, tree_of, wildcard
+from mutants.run import (
     TWO_LEVELS,
     MutantResult,
     matrix,
@@ -23,6 +23,11 @@ from tapeless.verify.mutants import (
     share_killed_twice,
     survivors,
 )
+from mutants.table import KERNEL_MUTANTS, LISTED, MUTANTS, Mutant, mutants_of
+from tapeless.errors import TapelessError
+from tapeless.verify.finding import Finding
+from tapeless.verify.fixtures import PARTLY_TRAINED_CASES, ModelCase, Setting
+from tapeless.verify.model_judges import by_precision
 
 BY_NUMBER = {mutant.number: mutant for mutant in MUTANTS}
 
@@ -54,15 +59,78 @@ def id_of(mutant: Mutant) -> str:
 
 
 def tapeless_modules() -> dict[str, object]:
-    return {name: module for name, module in sys.modules.items() if name.split(".")[0] == "tapeless"}
+    return {name: module for name, module in sys.modules.items() if name.split(".")[0] in ("tapeless", "levels")}
 
 
 @pytest.mark.parametrize("mutant", MUTANTS + KERNEL_MUTANTS, ids=id_of)
-def test_old_text_occurs_once_and_the_new_source_compiles(mutant: Mutant) -> None:
-    path = PACKAGE / mutant.file
-    assert path.read_text(encoding="utf-8").count(mutant.old) == 1
-    assert mutant.new != mutant.old
-    compile(mutant.source(), mutant.file, "exec")
+def test_its_place_is_found_once_and_the_new_source_compiles(mutant: Mutant) -> None:
+    healthy, source = (PACKAGE / mutant.file).read_text(encoding="utf-8"), mutant.source()
+    assert ast.dump(ast.parse(source)) != ast.dump(ast.parse(healthy))
+    compile(source, mutant.file, "exec")
+    known = names_in(ast.parse(healthy)) | set(dir(builtins))
+    written = {name for statement in parsed(mutant.new) for name in names_in(statement) if not name.startswith("wild_")}
+    bound = {node.id for statement in parsed(mutant.new) for node in ast.walk(statement) if is_bound(node)}
+    assert written - bound <= known  # an undefined name would raise, and that would count as found
+
+
+def names_in(tree: ast.AST) -> set[str]:
+    imported = {
+        a.asname or a.name for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom) for a in node.names
+    }
+    arguments = {node.arg for node in ast.walk(tree) if isinstance(node, ast.arg)}
+    return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)} | imported | arguments
+
+
+def is_bound(node: ast.AST) -> bool:
+    return isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and wildcard(node) is None
+
+
+def test_every_marker_marks_one_place_of_a_mutant() -> None:
+    wanted = {mutant.place.removeprefix("#") for mutant in MUTANTS + KERNEL_MUTANTS if mutant.place.startswith("#")}
+    assert sorted(markers()) == sorted(wanted)
+
+
+@pytest.mark.parametrize(
+    ("source", "place", "old", "new", "expected"),
+    [
+        ("def f(a):\n    return a * a + b\n", "ops:f", "$x * $x", "$x", "return (a) + b"),
+        ("def f(a):\n    y = g(a,\n      2, k=3)\n", "ops:f", "g($a, *$r, **$k)", "g(0, *$r, **$k)", "y = (g(0, 2, k=3))"),
+        ("class A:\n  def f(self):\n    a = {'x': 1, 'y': 2}\n", "ops:A.f", "{'y': $v, **$r}", "{**$r}", "a = ({'x': 1})"),
+        ("def f():\n  if a in b:  # mutant: here\n    a in b\n", "#here", "$a in $b", "True", "if (True):"),
+        ("x = 1\ny = 2\nx = 1\n", "ops:", "$a = 1\n$b = 2", "$b = $a", "y = x\nx = 1"),
+    ],
+)
+def test_a_place_is_found_by_its_syntax(
+    source: str, place: str, old: str, new: str, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package(tmp_path, monkeypatch, source)
+    changed = replaced(find(place, old), new)
+    assert expected in changed
+    compile(changed, "a.py", "exec")
+
+
+@pytest.mark.parametrize(
+    ("place", "old", "count"),
+    [("ops:f", "$x / $y", 0), ("ops:f", "$x + $y", 2), ("ops:g", "$x + $y", 0), ("#nowhere", "$x", 0), ("ops:f", "$x + $x", 1)],
+)
+def test_a_place_that_is_not_found_once_is_refused(
+    place: str, old: str, count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package(tmp_path, monkeypatch, "def f(a, b):\n    return (a + a) * (a + b)\n")
+    if count == 1:
+        assert find(place, old).file == "ops/a.py"
+    else:
+        with pytest.raises(ValueError, match=f"matches {count} times"):
+            find(place, old)
+
+
+def package(folder: Path, monkeypatch: pytest.MonkeyPatch, source: str) -> None:
+    """A package of one file, in place of the real one."""
+    (folder / "ops").mkdir()
+    (folder / "ops" / "a.py").write_text(source)
+    monkeypatch.setattr("mutants.places.PACKAGE", folder)
+    tree_of.cache_clear()
+    monkeypatch.setattr("mutants.places.tree_of", tree_of.__wrapped__)
 
 
 def test_every_listed_mutant_is_there() -> None:
@@ -71,18 +139,13 @@ def test_every_listed_mutant_is_there() -> None:
     assert {int(mutant.number.rstrip("abc")) for mutant in LISTED} == {*range(1, 45), *range(48, 55)}
 
 
-def test_an_old_text_that_is_not_there_is_refused() -> None:
-    with pytest.raises(ValueError, match="occurs 0 times"):
-        MUTANTS[0]._replace(old="nowhere to be found").source()
-
-
 def test_the_copy_has_the_mutant_and_leaves_no_trace() -> None:
     modules, meta_path = tapeless_modules(), list(sys.meta_path)
     bytecode = Path(cache_from_source(str(PACKAGE / BY_NUMBER["28"].file)))
     before = bytecode.read_bytes() if bytecode.exists() else None
     healthy = sys.modules["tapeless.ops.rms_norm"]
     with mutated(BY_NUMBER["28"]) as copy:
-        assert copy is sys.modules["tapeless.verify.levels"] is not modules["tapeless.verify.levels"]
+        assert copy is sys.modules["levels"] is not modules["levels"]
         mutant = sys.modules["tapeless.ops.rms_norm"]
         assert mutant.rms_norm_backward.__code__.co_code != healthy.rms_norm_backward.__code__.co_code
     after = tapeless_modules()
@@ -99,9 +162,18 @@ def test_the_package_is_restored_after_an_error() -> None:
     assert all(sys.modules[name] is module for name, module in modules.items())
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("level", ["L4", "L5", "L6"])
 def test_the_healthy_source_passes(level: str) -> None:
+    """The others, case by case: test_op_levels.py (L0, L1), tests/model/test_transformer_grads.py and test_adapters.py (L2),
+    tests/model/test_against_hf.py (L3)."""
     findings = list(LEVELS[level]())
+    assert findings
+    assert [str(finding) for finding in findings if not finding.ok] == []
+
+
+@pytest.mark.parametrize("case", PARTLY_TRAINED_CASES, ids=attrgetter("name"))
+def test_partly_trained_models_pass_in_narrow_dtypes(case: ModelCase) -> None:
+    findings = list(by_precision(case))
     assert findings
     assert [str(finding) for finding in findings if not finding.ok] == []
 
@@ -128,17 +200,20 @@ _register("planted", _replace(_R, attention=_wrong), dtypes=["float32", "bfloat1
 """
 
 
-@pytest.mark.parametrize(("factor", "killers"), [("1.01", {"L0", "L1", "L2"}), ("1.0", set())])
-def test_a_set_of_kernels_is_judged_by_its_own_levels(factor: str, killers: set[str]) -> None:
-    line = 'NARROW = ("float32", "bfloat16")'
-    mutant = Mutant("K", "a factor", "verify/kernel_levels.py", line, line + REGISTERED.replace("FACTOR", factor))
-    result = run_mutant(mutant, ["L0", "L1", "L2", "L6"], Setting("planted"))
+@pytest.mark.parametrize(
+    ("factor", "levels", "killers"), [("1.01", ["L0", "L1", "L2", "L6"], {"L0", "L1", "L2"}), ("1.0", ["L0", "L6"], set())]
+)
+def test_a_set_of_kernels_is_checked_by_its_own_levels(factor: str, levels: list[str], killers: set[str]) -> None:
+    """That a right set passes all levels is tested in test_kernel_levels.py."""
+    old = "NARROW = $dtypes"
+    mutant = Mutant("K", "a factor", "verify:", old, old + REGISTERED.replace("FACTOR", factor))
+    result = run_mutant(mutant, levels, Setting("planted"))
     assert result.killed_by.keys() == killers
 
 
 def test_the_folder_of_a_kernel_says_which_set_it_belongs_to() -> None:
-    files = {"kernels/cpu/attention.py": "cpu", "kernels/choose.py": "reference", "ops/linear.py": "reference"}
-    assert {file: MUTANTS[0]._replace(file=file).ops for file in files} == files
+    assert {mutant.ops for mutant in MUTANTS} == {"reference"}
+    assert {mutant.ops for mutant in KERNEL_MUTANTS} == {"cpu"}
     assert mutants_of("reference") == MUTANTS
     assert mutants_of("nobody's") == ()
 
@@ -161,7 +236,22 @@ def test_mutants_are_not_run_against_levels_that_fail_anyway(monkeypatch: pytest
     failure = Finding("L0", "check", "oracle", "tensor", 1.0, 0.0)
     monkeypatch.setitem(LEVELS, "L0", lambda: iter([failure]))
     with pytest.raises(TapelessError, match="the levels must pass"):
-        run_mutants([])
+        run_mutants("none of them")
+
+
+def test_the_command_names_the_levels_that_find_a_mutant(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("mutants.run.LEVELS", ["L0", "L1"])
+    monkeypatch.setattr("mutants.run.run_mutant.__defaults__", (("L0", "L1"), None))
+    assert main(["28"]) == 0
+    out, err = capsys.readouterr()
+    assert "L1 rms_norm" in out
+    assert "28  ··  L1" in err
+    with pytest.raises(SystemExit) as stopped:
+        main(["999"])
+    assert stopped.value.code == 2
+    assert "unknown mutant '999'; of ops reference there are 1, 2" in capsys.readouterr().err
 
 
 def test_results_make_a_matrix() -> None:

@@ -7,16 +7,8 @@ import torch
 from torch import Tensor
 
 from tapeless.verify.finding import Finding
-from tapeless.verify.fixtures import MODEL_CASES, ModelCase, T, build, data_of, gradients, move_off_init
-from tapeless.verify.model_judges import (
-    by_complex_step,
-    by_differences,
-    by_slope,
-    by_twin,
-    compared,
-    largest_gap,
-    zero_by_identity,
-)
+from tapeless.verify.fixtures import MODEL_CASES, ModelCase, T, build, data_of, gradients, move_off_init, zero_by_identity
+from tapeless.verify.model_judges import by_autograd, by_complex_step, by_differences, by_slope, compared, largest_gap
 
 Grads = dict[str, Tensor]
 CASES = [pytest.param(case, id=case.name) for case in MODEL_CASES]
@@ -59,8 +51,8 @@ def passed(findings: list[Finding], case: ModelCase) -> list[str]:
 
 @pytest.mark.parametrize("kind", WRONG)
 @pytest.mark.parametrize("case", CASES)
-def test_the_twin_rejects_every_tensor(case: ModelCase, kind: str):
-    assert passed(list(by_twin(case, data_of(case), wrong_gradients(case, kind))), case) == []
+def test_autograd_rejects_every_tensor(case: ModelCase, kind: str):
+    assert passed(list(by_autograd(case, data_of(case), wrong_gradients(case, kind))), case) == []
 
 
 @pytest.mark.parametrize("kind", WRONG)
@@ -100,13 +92,13 @@ def test_a_gradient_that_is_zero_by_identity_may_not_be_anything_else():
     case = next(case for case in MODEL_CASES if case.name == "gpt2")
     grads = gradients(build(case), data_of(case))
     grads["blocks.1.attn.bk"] += 1e-12
-    failed = [finding.tensor for finding in by_twin(case, data_of(case), grads) if not finding.ok]
+    failed = [finding.tensor for finding in by_autograd(case, data_of(case), grads) if not finding.ok]
     assert failed == ["blocks.1.attn.bk"]
 
 
 def test_a_tensor_that_is_too_weak_fails_as_underpowered():
     strong, weak = torch.ones(3), torch.full((3,), 1e-7)
-    findings = list(compared("L2", "x", "twin", {"a": strong, "b": weak}, {"a": strong, "b": weak}, 1e-10, zeros=set()))
+    findings = list(compared("L2", "x", "oracle", {"a": strong, "b": weak}, {"a": strong, "b": weak}, 1e-10, zeros=set()))
     assert [(f.oracle, f.tensor) for f in findings if not f.ok] == [("underpowered", "b")]
 
 

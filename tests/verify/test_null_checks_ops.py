@@ -62,7 +62,7 @@ def corrupted(case: OpCase, wrong: str) -> Corrupted:
 @pytest.mark.parametrize("case", CASES, ids=attrgetter("name"))
 def test_level_1_sees_a_wrong_gradient_by_every_oracle(case: OpCase, wrong: str):
     findings = [finding for finding in check_case(corrupted(case, wrong)) if finding.tensor not in case.outputs]
-    assert {"autograd twin", "complex step", "central difference", "float32"} <= {finding.oracle for finding in findings}
+    assert {"autograd reference", "complex step", "central difference", "float32"} <= {finding.oracle for finding in findings}
     for finding in findings:
         assert not finding.ok, finding
 
@@ -160,7 +160,7 @@ def wrong_at_one_position(dy: Tensor, saved: LinearSaved, *rest: Tensor | None) 
 
 
 BROKEN = {
-    "wrong value": (changed(forward=wrong_value), r"linear\[bias\] y by twin"),
+    "wrong value": (changed(forward=wrong_value), r"linear\[bias\] y by reference formula"),
     "random value": (changed(forward=random_value), "y by repetition"),
     "hidden NaN": (changed(forward=hidden_nan), " x by NaN passes"),
     "hidden NaN of dy": (changed(backward=hiding_nan_of_dy), "dy by NaN passes"),

@@ -5,10 +5,10 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from levels.training import CASES, RECIPES, Course, Recipe, batch_at, by_torch, our_course, their_course
 from tapeless.verify.finding import Finding
 from tapeless.verify.fixtures import build, values
 from tapeless.verify.oracles import Point
-from tapeless.verify.training import CASES, RECIPES, Course, Recipe, batch_at, by_torch, our_course, their_course
 
 LONG = RECIPES[-1]
 SHORT = [pytest.param(r, id=f"{r.config.optimizer}-{r.case}-{r.dtype}") for r in RECIPES if r.steps < 100]

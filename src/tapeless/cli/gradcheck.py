@@ -1,11 +1,10 @@
-"""Check the gradients of a model, of one op, or the checks themselves.
+"""Check the gradients of a model or of one op.
 
     tapeless gradcheck                        the default model
     tapeless gradcheck --preset gpt2          a preset; --config FILE takes a TOML file, flags override both
     tapeless gradcheck runs/tiny              the model of a run
     tapeless gradcheck --op attention         one op, every variant
-    tapeless gradcheck --mutants              plant known bugs, one at a time, and see that each is found
-    tapeless gradcheck --ops cpu              another set of ops, and a model with it; also with --op and --mutants
+    tapeless gradcheck --ops cpu              another set of ops, and a model with it; also with --op
 
 Exit status: 0 all within bounds, 3 a check failed, 2 the question was wrong."""
 
@@ -28,10 +27,7 @@ FAILED = 3
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run_dir", metavar="RUN", nargs="?", type=Path, help="a run's directory: check the model it trains")
-    what = parser.add_mutually_exclusive_group()
-    what.add_argument("--op", metavar="NAME", help="check one op instead of a model")
-    what.add_argument("--mutant", metavar="NAME", help="plant one bug, by its number or name, and see which levels find it")
-    what.add_argument("--mutants", action="store_true", help="plant every known bug and print which levels find it")
+    parser.add_argument("--op", metavar="NAME", help="check one op instead of a model")
     parser.add_argument("--ops", metavar="TEXT", help="judge this set of ops (default reference)")
     parser.add_argument("--device", metavar="TEXT", default="cpu", help="where it runs (default cpu)")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the check at full size (default 0)")
@@ -43,16 +39,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     if not 0 <= args.seed < 2**63:
         raise UsageError(f"--seed must be between 0 and 2^63 - 1, got {args.seed}")
-    asked = [f"--{flag}" for flag in ("op", "mutant", "mutants") if getattr(args, flag) not in (None, False)]
-    asked += ["RUN"] if args.run_dir else []
-    ignored = ["RUN"] if args.run_dir and asked[0] != "RUN" else []
+    asked = "RUN" if args.op is None else "--op"
+    ignored = ["RUN"] if args.run_dir and args.op is not None else []
     ignored += [f"--{name}" for name in ("preset", "config", "set") if getattr(args, name)]
     ignored += [f"--{name.removeprefix('model.').replace('_', '-')}" for name in vars(args) if name.startswith("model.")]
-    if asked and ignored:
-        raise UsageError(f"{asked[0]} says what is checked, so that {ignored[0]} has no meaning; leave it out")
+    if (args.run_dir or args.op is not None) and ignored:
+        raise UsageError(f"{asked} selects what is checked, so {ignored[0]} would be ignored; leave it out")
     args.on = judged_setting(args)
-    if args.mutants or args.mutant is not None:
-        return check_mutants(args)
     return check_model(args) if args.op is None else check_op(args)
 
 
@@ -91,13 +84,13 @@ def table(rows: list[tuple[str, ...]]) -> str:
 
 
 def check_model(args: argparse.Namespace) -> int:
-    from tapeless.verify.fixtures import LAW
+    from tapeless.verify.fixtures import ON_REFERENCE
     from tapeless.verify.gradcheck import gradcheck
     from tapeless.verify.kernel_gradcheck import gradcheck_ops
 
     name, config = (str(args.run_dir), model_of(args.run_dir)) if args.run_dir else chosen(args)[:2]
     options = {"seed": args.seed, "progress": say}
-    report = gradcheck(name, config, **options) if args.on == LAW else gradcheck_ops(name, config, args.on, **options)
+    report = gradcheck(name, config, **options) if args.on == ON_REFERENCE else gradcheck_ops(name, config, args.on, **options)
     args.status = 0 if report.ok else FAILED  # known before anything is printed, into whatever pipe
     if args.json:
         print(as_json(report.as_json()))
@@ -146,11 +139,11 @@ def level_table(findings: "list[Finding]") -> str:
 
 
 def check_op(args: argparse.Namespace) -> int:
-    from tapeless.verify.fixtures import LAW
+    from tapeless.verify.fixtures import ON_REFERENCE
     from tapeless.verify.kernel_levels import ops_findings
     from tapeless.verify.op_levels import level_1
 
-    findings = list(level_1(args.op) if args.on == LAW else ops_findings(args.on, args.op))
+    findings = list(level_1(args.op) if args.on == ON_REFERENCE else ops_findings(args.on, args.op))
     if not findings:
         raise UsageError(f"{args.op} is not an op that a set has: it is always the reference's")
     failures = [finding for finding in findings if not finding.ok]
@@ -176,36 +169,3 @@ def check_op(args: argparse.Namespace) -> int:
         + (f"{len(failures)} FAILED" if failures else "all within bounds")
     )
     return FAILED if failures else 0
-
-
-def check_mutants(args: argparse.Namespace) -> int:
-    from tapeless.verify.gradcheck import one_thread
-    from tapeless.verify.hf_levels import missing
-    from tapeless.verify.kernel_mutants import mutants_of
-    from tapeless.verify.levels import LEVELS
-    from tapeless.verify.mutants import TWO_LEVELS, MutantResult, run_mutants, share_killed_twice, survivors
-
-    reason = missing()
-    if reason:
-        say(f"L3 is left out: {reason}")
-    names = {mutant.name: mutant.number for mutant in mutants_of(args.on.ops)}
-    if not names:
-        raise UsageError(f"no mutants are known of ops {args.on.ops!r}")
-    if args.mutant is not None and args.mutant not in [*names, *names.values()]:
-        numbers = f"of ops {args.on.ops} there are {', '.join(names.values())}"
-        raise UsageError(f"unknown mutant {args.mutant!r}; {numbers}")
-
-    def show(result: MutantResult) -> None:
-        marks = "  ".join(level if level in result.killed_by else "··" for level in LEVELS)
-        say(f"{result.number:>4}  {marks}  {result.name}")
-
-    with one_thread():
-        results = run_mutants([names.get(args.mutant, args.mutant)] if args.mutant else None, show, args.on)
-    alive, twice = survivors(results), share_killed_twice(results)
-    if args.json:
-        print(as_json({**args.on._asdict(), "mutants": [result._asdict() for result in results]}))
-    elif args.mutant:
-        print("\n".join(results[0].killed_by.values()) or "no level noticed")
-    else:
-        print(f"{len(results) - len(alive)} of {len(results)} mutants killed, {twice:.0%} by two or more levels")
-    return FAILED if alive or (args.mutants and twice < TWO_LEVELS) else 0

@@ -66,7 +66,7 @@ class SelfAttention(Sublayer):
             end = ctx.offset + k.shape[2]
             cache["keys"][:, :, ctx.offset : end] = k
             cache["values"][:, :, ctx.offset : end] = v
-            k, v = cache["keys"][:, :, :end], cache["values"][:, :, :end]
+            k, v = cache["keys"][:, :, :end], cache["values"][:, :, :end]  # mutant: kv-cache
         o, attention = ctx.ops.attention.forward(q, k, v, ctx.documents)
         y, out_linear = linear_forward(ctx.ops.linear, o, p.out, ctx)
         return y, SelfAttentionSaved(qkv, qkv_linear, heads, attention, out_linear)
@@ -79,7 +79,7 @@ class SelfAttention(Sublayer):
         g: AttentionParams,  # accumulated into
         ctx: Context,
     ) -> Tensor:  # dx (B, T, C)
-        do = linear_backward(ctx.ops.linear, dy, saved.out_linear, p.out, g.out, ctx)
+        do = linear_backward(ctx.ops.linear, dy, saved.out_linear, p.out, g.out, ctx)  # mutant: attn-out-backward
         dq, dk, dv = ctx.ops.attention.backward(do, saved.attention)
         dqkv = ctx.ops.qkv_rope.backward(dq, dk, dv, saved.heads, *p.qk_norm, *g.qk_norm, theta=self.theta, offset=ctx.offset)
         return linear_backward(ctx.ops.linear, dqkv, saved.qkv_linear, p.qkv, g.qkv, ctx)

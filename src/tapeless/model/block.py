@@ -85,11 +85,13 @@ class Block:
             branch = self._recompute_cheap(i, saved, p, ctx) if ctx.recompute == "cheap" else saved.branches[i]
             sublayer, (w, p_sub), (dw, g_sub) = self.sublayers[i], p[i], g[i]
             if self.is_pre_norm:
-                dn = sublayer.backward(drop_backward(dy, ctx, sublayer.name), branch.sublayer, p_sub, g_sub, ctx)
-                dy = add_norm.backward(dy, dn, branch.norm, *w, *dw)
+                dsub = drop_backward(dy, ctx, sublayer.name)
+                dn = sublayer.backward(dsub, branch.sublayer, p_sub, g_sub, ctx)  # mutant: sublayer-backward
+                dy = add_norm.backward(dy, dn, branch.norm, *w, *dw)  # mutant: pre-norm-residual
             else:
                 ds = add_norm.backward(None, dy, branch.norm, *w, *dw)
-                dy = ds + sublayer.backward(drop_backward(ds, ctx, sublayer.name), branch.sublayer, p_sub, g_sub, ctx)
+                dsub = drop_backward(ds, ctx, sublayer.name)
+                dy = ds + sublayer.backward(dsub, branch.sublayer, p_sub, g_sub, ctx)  # mutant: post-norm-residual
         return dy
 
     def _pre_norm_forward(
@@ -128,14 +130,16 @@ class Block:
         branch, before = saved.branches[i], i if self.is_pre_norm else i - 1
         x = saved.x
         if before >= 0:
-            x, _ = ctx.ops.norm[self.config.norm].forward(saved.branches[before].s, *p[before].norm, eps=self.config.norm_eps)
-        return branch._replace(sublayer=self.sublayers[i].recompute(branch.sublayer, x, p[i].sublayer, ctx))
+            norm, s = ctx.ops.norm[self.config.norm], saved.branches[before].s  # mutant: recompute-cheap-norm
+            x, _ = norm.forward(s, *p[before].norm, eps=self.config.norm_eps)
+        again = self.sublayers[i].recompute(branch.sublayer, x, p[i].sublayer, ctx)  # mutant: recompute-cheap-input
+        return branch._replace(sublayer=again)
 
     def _forward_again(self, saved: BlockSaved, p: list[BranchParams], ctx: Context) -> BlockSaved:
         """The forward from the block's start; a pre-norm block does not need its last sublayer's output again."""
         if not self.is_pre_norm:
             return self._post_norm_forward(saved.x, None, p, ctx)[2]
-        x, delta, branches = saved.x, None, []
+        x, delta, branches = saved.x, None, []  # mutant: recompute-full
         for sublayer, (w, p_sub), dropped in zip(self.sublayers, p, saved.branches, strict=True):
             x, n, norm = ctx.ops.add_norm[self.config.norm].forward(x, delta, *w, eps=self.config.norm_eps)
             if sublayer is self.sublayers[-1]:
@@ -168,7 +172,7 @@ def build_block(config: ModelConfig, layer: int, sublayers: list[tuple[str, dict
 
 
 def norm_specs(config: ModelConfig, name: str) -> list[ParamSpec]:
-    specs = [ParamSpec(f"{name}.w", (config.hidden_dim,), "ones", False, None)]
+    specs = [ParamSpec(f"{name}.w", (config.hidden_dim,), "ones", False, None)]  # mutant: norm-specs
     return [*specs, ParamSpec(f"{name}.b", (config.hidden_dim,), "zeros", False, None)] if config.norm_bias else specs
 
 

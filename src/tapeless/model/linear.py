@@ -66,6 +66,7 @@ def linear_backward(
         dx = op.backward(dy, saved.op, p.w, p.b, None, None)
         ctx.deferred.append(partial(op.backward_dw, dy, saved.op, p.w, p.b, g.w, g.b))
     for (a, b, first), of_adapter, (da, db, _) in zip(p.adapters, saved.adapters, g.adapters, strict=True):
-        columns = dy[..., first : first + len(b)]
-        dx += LORA.backward(columns, of_adapter, a, b, da, db, scale=ctx.lora_scale, linear=op)  # dx is the op's own too
+        columns = dy[..., first : first + len(b)]  # mutant: lora-columns
+        # dx was allocated by the op
+        dx += LORA.backward(columns, of_adapter, a, b, da, db, scale=ctx.lora_scale, linear=op)  # mutant: lora-dx
     return dx

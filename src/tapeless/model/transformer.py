@@ -376,14 +376,14 @@ class Transformer:
         dx = ctx.ops.add_norm[c.norm].backward(None, dn, saved.final_norm, *p.final_norm, *g.final_norm)
         ready("head")
         for i in reversed(range(self.first_trainable_block, c.num_layers)):
-            dx = self.blocks[i].backward(dx, saved.blocks.pop(), p.blocks[i], g.blocks[i], ctx)
+            dx = self.blocks[i].backward(dx, saved.blocks.pop(), p.blocks[i], g.blocks[i], ctx)  # mutant: block-backward
             ready(f"blocks.{i}")
         if "embed" not in self._grad_parts:
             return
-        dx = drop_backward(dx, ctx, "embed")
+        dx = drop_backward(dx, ctx, "embed")  # mutant: embed-dropout
         if p.positions is not None:
             dx = POSITIONS.backward(dx, None, p.positions, g.positions)
-        ctx.ops.embed.backward(dx, saved.embed, p.embed, g.embed)
+        ctx.ops.embed.backward(dx, saved.embed, p.embed, g.embed)  # mutant: embed-backward
         ready("embed")
 
     def _trunk(self, tokens: Tensor, ctx: Context, keep: bool) -> tuple[Tensor, SavedActivations]:  # n (B, T, C)
@@ -403,10 +403,10 @@ class Transformer:
         return n, SavedActivations(ctx, self.store.version, (), embed, blocks, final_norm)
 
     def _head_backward(self, dlogits: Tensor | None, saved: SavedActivations) -> Tensor:  # dn (B, T, C)
-        p, g = self._p, self._g
+        p, g = self._p, self._g  # mutant: head-backward
         if saved.loss_options is not None:
             return self.ops.linear_cross_entropy.backward(1.0, saved.head, p.head, g.head, **saved.loss_options)
-        if saved.softcap is not None:
+        if saved.softcap is not None:  # mutant: softcap-backward
             dlogits = SOFTCAP.backward(dlogits, saved.softcap, cap=self.config.logit_softcap)
         return self.ops.linear.backward(dlogits, saved.head, p.head, None, g.head, None)
 

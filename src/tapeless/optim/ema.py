@@ -7,7 +7,7 @@ included, which are nearly as bad. So the average forgets: until (t - 1) / (t + 
 grows as i^8, a tenth of the run is its mean age, nothing of the initial weights is in it, and from then on, about
 9 / (1 - decay) steps, it is the ordinary one. It is a function of t, so a resume needs nothing but the average.
 It lies in one flat buffer in the dtype of the parameters: float32, and float64 where they are.
-Tested by: tests/optim/test_ema.py, verify/update_identities.py (L6) and verify/training.py (L4, L5)."""
+Tested by: tests/optim/test_ema.py, tests/levels/update_identities.py (L6) and tests/levels/training.py (L4, L5)."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager

@@ -38,11 +38,11 @@ def decayed_spans(views: Mapping[str, Tensor], decay: Collection[str]) -> list[s
     spans: list[slice] = []
     follows = False
     for name, view in views.items():
-        if name in decay:
+        if name in decay:  # mutant: decayed-spans
             start, end = view.storage_offset(), view.storage_offset() + view.numel()
             start = spans.pop().start if follows else start
             spans.append(slice(start, end))
-        follows = name in decay
+        follows = name in decay  # mutant: decayed-neighbours
     return spans
 
 

@@ -3,7 +3,7 @@
     loss = sum of token losses / valid targets of all micro-batches together
 Each micro-batch is divided by the number of targets of all of them, so that the gradient does not depend on how a batch is
 split: the mean over tokens, not the mean of means.
-Tested by: tests/train/test_step.py and level L4 (verify/training.py)."""
+Tested by: tests/train/test_step.py and level L4 (tests/levels/training.py)."""
 
 import math
 from collections.abc import Iterator

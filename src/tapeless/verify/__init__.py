@@ -1,1 +1,1 @@
-"""The proof: oracles that know nothing of the backward passes, the levels they judge at, and mutants that judge the judges."""
+"""Gradient checks: oracles that share no code with the backward passes, and the levels at which they are applied."""

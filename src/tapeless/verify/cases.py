@@ -1,4 +1,4 @@
-"""Every op in every variant that matters, with the inputs that expose it and the twin that judges it.
+"""Every op in every variant that matters, with the inputs that expose it and the formula that judges it.
 
 A case is named `op file[variant]`. Its op can be replaced (`dataclasses.replace(case, op=…)`, or `cases_of` for a whole set):
 the same cases and bounds judge every kernel, at whatever sizes it has branches for (`case.at`)."""
@@ -36,7 +36,7 @@ from tapeless.ops.rope import ROPE
 from tapeless.ops.softcap import SOFTCAP
 from tapeless.ops.softmax import LOG_SOFTMAX, SOFTMAX
 from tapeless.verify import op_fixtures as fixtures
-from tapeless.verify import op_twins as twins
+from tapeless.verify import op_references as formulas
 from tapeless.verify.oracles import Function, Point
 
 Gradients = dict[str, Tensor]  # by the name of the input: the gradient of x is at x
@@ -54,7 +54,7 @@ class OpCase:
     name: str
     op: Op
     build: Callable[[torch.Generator, fixtures.Shape], dict[str, Tensor]]  # of op_fixtures.py; what it leaves out is None
-    twin: Callable[..., Any]  # the independent formula, called with inputs and scalars by name
+    formula: Callable[..., Any]  # the independent formula, called with inputs and scalars by name
     activations: tuple[str, ...] = ("x",)  # in the order of the forward
     params: tuple[str, ...] = ()
     outputs: tuple[str, ...] = ("y",)
@@ -128,16 +128,16 @@ class OpCase:
         _, saved = self.forward(point)
         return {**self.backward(upstream, saved, point, dparams), **dparams}
 
-    def twin_outputs(self, point: Point) -> dict[str, Tensor]:
-        outputs = self.twin(**point, **self.forward_scalars, **self.scalars)
+    def formula_outputs(self, point: Point) -> dict[str, Tensor]:
+        outputs = self.formula(**point, **self.forward_scalars, **self.scalars)
         return dict(zip(self.outputs, [outputs] if isinstance(outputs, Tensor) else outputs, strict=True))
 
     def objective(self, upstream: Point) -> Function:
         """The number whose gradient the op claims: <upstream, outputs>."""
         return lambda point: _project(upstream, self.forward(point)[0])
 
-    def twin_objective(self, upstream: Point) -> Function:
-        return lambda point: _project(upstream, self.twin_outputs(point))
+    def formula_objective(self, upstream: Point) -> Function:
+        return lambda point: _project(upstream, self.formula_outputs(point))
 
 
 def _project(upstream: Point, outputs: Point) -> Tensor:
@@ -146,7 +146,7 @@ def _project(upstream: Point, outputs: Point) -> Tensor:
 
 def _simple() -> Iterator[OpCase]:
     yield OpCase(
-        "embed", EMBED, fixtures.embed, twins.embed, ("tokens",), ("w",), linear_in=("w",), wide=("dw",), slot=("embed",)
+        "embed", EMBED, fixtures.embed, formulas.embed, ("tokens",), ("w",), linear_in=("w",), wide=("dw",), slot=("embed",)
     )
     for name, offset in (("positions", 0), ("positions[offset]", 4)):
         scalars = {"offset": offset}
@@ -154,7 +154,7 @@ def _simple() -> Iterator[OpCase]:
             name,
             POSITIONS,
             fixtures.positions,
-            twins.positions,
+            formulas.positions,
             ("x",),
             ("w",),
             scalars=scalars,
@@ -167,32 +167,24 @@ def _simple() -> Iterator[OpCase]:
         ("linear[bias]", fixtures.linear_bias, ("x", "w", "b")),
     ):
         wide = ("db",) if "b" in linear_in else ()
-        yield OpCase(name, LINEAR, build, twins.linear, ("x",), ("w", "b"), linear_in=linear_in, wide=wide, slot=("linear",))
-    yield OpCase("lora", LORA, fixtures.lora, twins.lora, ("x",), ("a", "b"), scalars={"scale": 1.7}, linear_in=("x", "a", "b"))
-    yield OpCase(
-        "lora[square]",
-        LORA,
-        fixtures.lora_square,
-        twins.lora,
-        ("x",),
-        ("a", "b"),
-        scalars={"scale": 1.7},
-        linear_in=("x", "a", "b"),
-    )
-    for name, op, build, twin in (
-        ("matmul", MATMUL, fixtures.matmul, twins.matmul),
-        ("broadcast[add]", ADD, fixtures.broadcast, twins.add),
-        ("broadcast[mul]", MUL, fixtures.broadcast, twins.mul),
+        yield OpCase(name, LINEAR, build, formulas.linear, ("x",), ("w", "b"), linear_in=linear_in, wide=wide, slot=("linear",))
+    for name, build in (("lora", fixtures.lora), ("lora[square]", fixtures.lora_square)):
+        inputs = ("x", "a", "b")
+        yield OpCase(name, LORA, build, formulas.lora, inputs[:1], inputs[1:], scalars={"scale": 1.7}, linear_in=inputs)
+    for name, op, build, formula in (
+        ("matmul", MATMUL, fixtures.matmul, formulas.matmul),
+        ("broadcast[add]", ADD, fixtures.broadcast, formulas.add),
+        ("broadcast[mul]", MUL, fixtures.broadcast, formulas.mul),
     ):
-        yield OpCase(name, op, build, twin, ("a", "b"), linear_in=("a", "b"))
-    yield OpCase("softmax", SOFTMAX, fixtures.logits, twins.softmax, ("x",))
-    yield OpCase("softmax[log]", LOG_SOFTMAX, fixtures.logits, twins.log_softmax, ("x",))
-    yield OpCase("softcap", SOFTCAP, fixtures.logits, twins.capped, ("x",), scalars={"cap": 5.0})
+        yield OpCase(name, op, build, formula, ("a", "b"), linear_in=("a", "b"))
+    yield OpCase("softmax", SOFTMAX, fixtures.logits, formulas.softmax, ("x",))
+    yield OpCase("softmax[log]", LOG_SOFTMAX, fixtures.logits, formulas.log_softmax, ("x",))
+    yield OpCase("softcap", SOFTCAP, fixtures.logits, formulas.capped, ("x",), scalars={"cap": 5.0})
     yield OpCase(
         "dropout",
         DROPOUT,
         fixtures.dropout,
-        twins.dropout,
+        formulas.dropout,
         ("x",),
         scalars={"p": 0.3, "key": dropout_key(1, 2, "cases"), "first_sample": 3},
         linear_in=("x",),
@@ -201,24 +193,29 @@ def _simple() -> Iterator[OpCase]:
 
 
 def _feed_forward() -> Iterator[OpCase]:
-    yield OpCase("pointwise[sigmoid]", SIGMOID, fixtures.pointwise, twins.sigmoid, ("x",))
-    yield OpCase("pointwise[silu]", SILU, fixtures.pointwise, twins.silu, ("x",))
+    yield OpCase("pointwise[sigmoid]", SIGMOID, fixtures.pointwise, formulas.sigmoid, ("x",))
+    yield OpCase("pointwise[silu]", SILU, fixtures.pointwise, formulas.silu, ("x",))
     plain: dict[str, tuple[Op, Callable[..., Tensor]]]
-    plain = {"tanh": (TANH, twins.tanh), "gelu": (GELU, twins.gelu), "relu": (RELU, twins.relu), "relu2": (RELU2, twins.relu2)}
-    for kind, (op, twin) in plain.items():
-        yield OpCase(f"pointwise[{kind}]", op, fixtures.pointwise, twin, ("x",))
+    plain = {
+        "tanh": (TANH, formulas.tanh),
+        "gelu": (GELU, formulas.gelu),
+        "relu": (RELU, formulas.relu),
+        "relu2": (RELU2, formulas.relu2),
+    }
+    for kind, (op, formula) in plain.items():
+        yield OpCase(f"pointwise[{kind}]", op, fixtures.pointwise, formula, ("x",))
     gated: dict[str, tuple[Op, Callable[..., Tensor]]]
-    gated = {"swiglu": (SWIGLU, twins.swiglu), "geglu": (GEGLU, twins.geglu)}
-    for kind, (op, twin) in gated.items():
-        yield OpCase(f"ffn_gate[{kind}]", op, fixtures.gate_up, twin, ("gate_up",), outputs=("h",))
-    for kind, (_, twin) in (plain | gated).items():
+    gated = {"swiglu": (SWIGLU, formulas.swiglu), "geglu": (GEGLU, formulas.geglu)}
+    for kind, (op, formula) in gated.items():
+        yield OpCase(f"ffn_gate[{kind}]", op, fixtures.gate_up, formula, ("gate_up",), outputs=("h",))
+    for kind, (_, formula) in (plain | gated).items():
         for variant, bias in ((kind, False), (f"{kind},bias", True)):
             build = partial(fixtures.ffn_down, gated=kind in gated, bias=bias)
             yield OpCase(
                 f"ffn_down[{variant}]",
                 FFN_DOWN[kind],
                 build,
-                partial(twins.ffn_down, twin),
+                partial(formulas.ffn_down, formula),
                 ("gate_up",),
                 ("w", "b"),
                 linear_in=("w", "b") if bias else ("w",),
@@ -229,7 +226,7 @@ def _feed_forward() -> Iterator[OpCase]:
         "lora[down]",
         LORA,
         fixtures.lora_down,
-        partial(twins.lora_down, twins.swiglu),
+        partial(formulas.lora_down, formulas.swiglu),
         ("gate_up",),
         ("a", "b"),
         scalars={"scale": 1.7, "linear": FFN_DOWN["swiglu"]},
@@ -239,16 +236,16 @@ def _feed_forward() -> Iterator[OpCase]:
 
 def _norms() -> Iterator[OpCase]:
     eps = {"eps": fixtures.EPS}
-    rms, layer = ("rms_norm", RMS_NORM, twins.rms_norm, "rms"), ("layer_norm", LAYER_NORM, twins.layer_norm, "layer")
-    for (name, op, twin, kind), build, params in (
+    rms, layer = ("rms_norm", RMS_NORM, formulas.rms_norm, "rms"), ("layer_norm", LAYER_NORM, formulas.layer_norm, "layer")
+    for (name, op, formula, kind), build, params in (
         (rms, fixtures.norm, ("w",)),
         (layer, fixtures.norm, ("w", "b")),
         (layer, fixtures.norm_bias, ("w", "b")),
     ):
         name, wide = (f"{name}[bias]", ("dw", "db")) if build is fixtures.norm_bias else (name, ("dw",))
-        yield OpCase(name, op, build, twin, ("x",), params, forward_scalars=eps, wide=wide, slot=("norm", kind))
-    add_rms, add_layer = (ADD_RMS_NORM, twins.add_rms_norm, ("w",)), (ADD_LAYER_NORM, twins.add_layer_norm, ("w", "b"))
-    for variant, (op, add_twin, params), build, unread in (
+        yield OpCase(name, op, build, formula, ("x",), params, forward_scalars=eps, wide=wide, slot=("norm", kind))
+    add_rms, add_layer = (ADD_RMS_NORM, formulas.add_rms_norm, ("w",)), (ADD_LAYER_NORM, formulas.add_layer_norm, ("w", "b"))
+    for variant, (op, add_formula, params), build, unread in (
         ("rms", add_rms, fixtures.add_norm, ()),
         ("rms,first", add_rms, fixtures.norm, ()),
         ("rms,last", add_rms, fixtures.add_norm, ("s",)),
@@ -260,7 +257,7 @@ def _norms() -> Iterator[OpCase]:
             f"add_norm[{variant}]",
             op,
             build,
-            add_twin,
+            add_formula,
             ("x", "delta"),
             params,
             outputs=("s", "n"),
@@ -273,7 +270,7 @@ def _norms() -> Iterator[OpCase]:
 def _attention() -> Iterator[OpCase]:
     for name, offset in (("rope", 0), ("rope[offset]", 5)):
         scalars = {"theta": 100.0, "offset": offset}
-        yield OpCase(name, ROPE, fixtures.rope, twins.rope, ("x",), scalars=scalars, linear_in=("x",))
+        yield OpCase(name, ROPE, fixtures.rope, formulas.rope, ("x",), scalars=scalars, linear_in=("x",))
     heads = {"num_heads": SHAPE.H, "num_kv_heads": SHAPE.G, "eps": fixtures.EPS}
     for variant, build, theta, offset in (
         ("rope", fixtures.qkv, 100.0, 5),
@@ -285,7 +282,7 @@ def _attention() -> Iterator[OpCase]:
             f"qkv_rope[{variant}]",
             QKV_ROPE,
             build,
-            twins.qkv_rope,
+            formulas.qkv_rope,
             ("qkv",),
             ("wq_norm", "wk_norm"),
             outputs=("q", "k", "v"),
@@ -307,7 +304,7 @@ def _attention() -> Iterator[OpCase]:
             f"attention[{variant}]",
             ATTENTION,
             build,
-            twins.attention,
+            formulas.attention,
             ("q", "k", "v", "documents"),
             outputs=("o",),
             linear_in=("v",),
@@ -330,7 +327,7 @@ def _losses() -> Iterator[OpCase]:
             f"cross_entropy{variant}",
             CROSS_ENTROPY,
             fixtures.cross_entropy,
-            twins.cross_entropy,
+            formulas.cross_entropy,
             ("logits", "targets"),
             outputs=("loss",),
             scalars=options,
@@ -345,7 +342,7 @@ def _losses() -> Iterator[OpCase]:
             f"linear_cross_entropy{variant}",
             op,
             fixtures.linear_cross_entropy,
-            twins.linear_cross_entropy,
+            formulas.linear_cross_entropy,
             ("x", "targets"),
             ("w",),
             outputs=("loss",),

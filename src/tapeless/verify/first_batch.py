@@ -1,10 +1,10 @@
-"""A few seconds before a run's first step: the gradients of this very model, on its first batch, before the judges.
+"""Before a run's first step, in a few seconds: the gradients of this very model on its first batch are checked.
 
-Its weights are copied in float64 on the CPU, and three directions through all of them held against the complex step; then every
-gradient in the run's own dtype, on its own device and with its own ops, is held against the one in float64. How much rounding
-adds up to depends on depth and weights. So ops other than the reference's are measured by the reference in the same dtype:
-their error may be a few times its error, no more. A model above CHECKED parameters is judged by its architecture instead: the
-same two halves at fixture sizes.
+Its weights are copied to float64 on the CPU, and the gradients along three directions through all of them compared with the
+complex step. Then every gradient in the run's own dtype, on its own device and with its own ops, is compared with the float64
+one. Rounding accumulates with depth, so for ops other than the reference the bound is a few times the error that the reference
+ops make in the same dtype. A model above CHECKED parameters is checked by its architecture instead, in the same way at fixture
+sizes. Every training run imports this module, so it imports little of this package.
 Tested by: tests/verify/test_first_batch.py."""
 
 from collections.abc import Iterator
@@ -18,10 +18,20 @@ from tapeless.model.simple_lm import SimpleLM
 from tapeless.ops.cross_entropy import IGNORED
 from tapeless.ops.reference import REFERENCE
 from tapeless.verify.finding import Finding, distance
-from tapeless.verify.fixtures import FIRST_SAMPLE, STEP, Batch, batch, move_off_init, shrunk, trains_of
-from tapeless.verify.full_size import along_directions
-from tapeless.verify.model_judges import kernel_bound, zero_by_identity
-from tapeless.verify.tolerances import FIRST_BATCH
+from tapeless.verify.fixtures import (
+    FIRST_SAMPLE,
+    STEP,
+    Batch,
+    batch,
+    blank_model,
+    loss_with_gradients,
+    move_off_init,
+    shrunk,
+    trains_of,
+    zero_by_identity,
+)
+from tapeless.verify.oracles import COMPLEX_H, directional_error, directions
+from tapeless.verify.tolerances import COMPLEX_STEP, FIRST_BATCH, kernel_bound
 
 CHECKED = 30_000_000
 ROWS, LENGTH = 2, 32  # of the batch: enough for every op to have something to do
@@ -59,6 +69,33 @@ def first_batch_findings(
             gap = distance(g, judge.grads[name])
             yield Finding("L2", f"{check}, {model.dtype}", "own float64", name, gap.l2, bounds[name], gap.where)
     model.zero_grads()
+
+
+def along_directions(
+    model: AnyModel,  # in float64, with the gradients of this batch
+    tokens: Tensor,  # (B, T) int64
+    targets: Tensor,  # (B, T) int64
+    check: str,
+    seed: int = 0,
+    *,
+    documents: Tensor | None = None,  # (B, T) int64
+) -> Iterator[Finding]:
+    """Its gradients along three directions through all parameters, against the complex step."""
+    lifted = blank_model(model.config, "complex128", seed=model.seed, **trains_of(model))
+    lifted.store.flat.copy_(model.store.flat)
+    for kind, direction in directions(model.grads, torch.Generator().manual_seed(seed)):
+        derivative = _complex_step(lifted, direction, tokens, targets, documents)
+        error = directional_error(model.grads, direction, derivative)
+        yield Finding("L2", check, "complex step", f"along {kind}", error, COMPLEX_STEP)
+
+
+def _complex_step(
+    lifted: AnyModel, direction: dict[str, Tensor], tokens: Tensor, targets: Tensor, documents: Tensor | None
+) -> float:
+    """Im f(p + ih v) / h, the imaginary parts written in place: the parameters may fill half of the memory."""
+    for name, v in direction.items():
+        torch.view_as_real(lifted.params[name])[..., 1] = COMPLEX_H * v
+    return float(loss_with_gradients(lifted, tokens, targets, documents, backward=False).imag) / COMPLEX_H
 
 
 def _rebuilt(model: AnyModel, small: bool = False, **changes: Any) -> AnyModel:

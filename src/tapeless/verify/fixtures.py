@@ -31,7 +31,7 @@ class Setting(NamedTuple):
         return f"ops {self.ops} on {self.device}"
 
 
-LAW = Setting()
+ON_REFERENCE = Setting()
 
 
 class Batch(NamedTuple):
@@ -56,14 +56,14 @@ class ModelCase(NamedTuple):
     config: AnyModelConfig
     recompute: str = "none"
     documents: bool = False  # whether its batch is cut into documents
-    on: Setting = LAW
+    on: Setting = ON_REFERENCE
     freeze: str = ""
     lora: Lora | None = None
 
     @property
-    def by_law(self) -> "ModelCase":
+    def on_reference(self) -> "ModelCase":
         """The same, with the ops that are the truth."""
-        return self._replace(on=LAW)
+        return self._replace(on=ON_REFERENCE)
 
 
 def shrunk(config: AnyModelConfig) -> AnyModelConfig:
@@ -178,7 +178,7 @@ def build(case: ModelCase, dtype: str = "float64", recompute: str | None = None)
 
 
 def blank_model(
-    config: AnyModelConfig, dtype: str, on: Setting = LAW, *, seed: int = SEED, recompute: str = "none", **trains: Any
+    config: AnyModelConfig, dtype: str, on: Setting = ON_REFERENCE, *, seed: int = SEED, recompute: str = "none", **trains: Any
 ) -> AnyModel:
     """All parameters zero. A SimpleLM has nothing to choose but the device. trains: freeze and lora."""
     choices = {} if isinstance(config, SimpleLMConfig) else {"recompute": recompute, "ops": on.ops, **trains}
@@ -209,6 +209,17 @@ def move_off_init(model: AnyModel, seed: int) -> None:
         if name == "embed.w":
             w[TINY_TOKEN : TINY_TOKEN + 1] *= 0.3
         model.params[name].copy_(w.bfloat16())
+
+
+def zero_by_identity(config: AnyModelConfig, seq_len: int) -> set[str]:
+    """Parameters the loss does not depend on: a key bias shifts all scores of a query alike, unless positions or a norm
+    tell the keys apart, and softmax ignores a shift; with one position there is nothing to attend to but itself."""
+    if not isinstance(config, ModelConfig):
+        return set()
+    kinds = {"wq", "wk", "bq", "bk", "q_norm.w", "k_norm.w"} if seq_len == 1 else set()
+    if config.position != "rope" and not config.qk_norm:
+        kinds.add("bk")
+    return {f"blocks.{i}.attn.{kind}" for i in range(config.num_layers) for kind in kinds}
 
 
 def loss_with_gradients(

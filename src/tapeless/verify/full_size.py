@@ -4,7 +4,6 @@ Fixture sizes prove every tensor element by element; real sizes prove that nothi
 one forward a direction and no step size. Above FULL_SIZE parameters, real widths are kept and depth and vocabulary cut."""
 
 import math
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -16,9 +15,9 @@ from tapeless.model.build import AnyModel
 from tapeless.model.params import count_params
 from tapeless.model.transformer import transformer_specs
 from tapeless.verify.finding import Finding
-from tapeless.verify.fixtures import batch, blank_model, loss_with_gradients, move_off_init, trains_of
-from tapeless.verify.oracles import COMPLEX_H, directional_error, directions
-from tapeless.verify.tolerances import COMPLEX_STEP, DOWNHILL, UNDERPOWERED
+from tapeless.verify.first_batch import along_directions
+from tapeless.verify.fixtures import batch, blank_model, loss_with_gradients, move_off_init
+from tapeless.verify.tolerances import DOWNHILL, UNDERPOWERED
 
 FULL_SIZE = 150_000_000
 CUT_LAYERS, CUT_VOCABULARY = 2, 1024
@@ -70,33 +69,6 @@ def full_size_findings(config: AnyModelConfig, seed: int = 0) -> tuple[list[Find
     findings = list(along_directions(model, tokens, targets, "full size", seed))
     step = _downhill(model, before, tokens, targets)
     return [*findings, step.finding()], step
-
-
-def along_directions(
-    model: AnyModel,  # in float64, with the gradients of this batch
-    tokens: Tensor,  # (B, T) int64
-    targets: Tensor,  # (B, T) int64
-    check: str,
-    seed: int = 0,
-    *,
-    documents: Tensor | None = None,  # (B, T) int64
-) -> Iterator[Finding]:
-    """Its gradients along three directions through all parameters, against the complex step."""
-    lifted = blank_model(model.config, "complex128", seed=model.seed, **trains_of(model))
-    lifted.store.flat.copy_(model.store.flat)
-    for kind, direction in directions(model.grads, torch.Generator().manual_seed(seed)):
-        derivative = _complex_step(lifted, direction, tokens, targets, documents)
-        error = directional_error(model.grads, direction, derivative)
-        yield Finding("L2", check, "complex step", f"along {kind}", error, COMPLEX_STEP)
-
-
-def _complex_step(
-    lifted: AnyModel, direction: dict[str, Tensor], tokens: Tensor, targets: Tensor, documents: Tensor | None
-) -> float:
-    """Im f(p + ih v) / h, the imaginary parts written in place: the parameters may fill half of the memory."""
-    for name, v in direction.items():
-        torch.view_as_real(lifted.params[name])[..., 1] = COMPLEX_H * v
-    return float(loss_with_gradients(lifted, tokens, targets, documents, backward=False).imag) / COMPLEX_H
 
 
 def _downhill(model: AnyModel, before: float, tokens: Tensor, targets: Tensor) -> Step:

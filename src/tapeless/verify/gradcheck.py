@@ -15,13 +15,13 @@ from tapeless.config import AnyModelConfig, ModelConfig
 from tapeless.model.build import build_model
 from tapeless.model.transformer import transformer_specs
 from tapeless.verify.finding import Finding
-from tapeless.verify.fixtures import LAW, ModelCase, Setting, shrunk
+from tapeless.verify.fixtures import ON_REFERENCE, ModelCase, Setting, shrunk
 from tapeless.verify.full_size import Step, feasible, full_size_findings
 from tapeless.verify.model_judges import by_precision
 from tapeless.verify.model_levels import by_recompute, check_model
 
 Progress = Callable[[str], None]
-PER_TENSOR = ("complex step", "autograd twin")
+PER_TENSOR = ("complex step", "autograd reference")
 ROUNDING_LAYERS = 2
 
 
@@ -91,7 +91,7 @@ def gradcheck(name: str, config: AnyModelConfig, *, seed: int = 0, progress: Pro
     at_full_size, step = full_size_findings(cut, seed)
     findings += at_full_size
     rows = rows_of(config, findings)
-    return Report(name, LAW, sum(math.prod(row.shape) for row in rows), rows, findings, scope, step)
+    return Report(name, ON_REFERENCE, sum(math.prod(row.shape) for row in rows), rows, findings, scope, step)
 
 
 def rows_of(config: AnyModelConfig, findings: Sequence[Finding]) -> list[TensorRow]:

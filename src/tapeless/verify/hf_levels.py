@@ -14,8 +14,8 @@ from tapeless.interop.families import FAMILIES
 from tapeless.interop.family import Family
 from tapeless.model.transformer import Transformer
 from tapeless.verify.finding import Finding, distance
-from tapeless.verify.fixtures import LAW, Batch, ModelCase, Setting, T, batch, build, gradients
-from tapeless.verify.model_judges import compared, rounding_floor, zero_by_identity
+from tapeless.verify.fixtures import ON_REFERENCE, Batch, ModelCase, Setting, T, batch, build, gradients, zero_by_identity
+from tapeless.verify.model_judges import compared, rounding_floor
 from tapeless.verify.oracles import Point
 from tapeless.verify.tolerances import HUGGING_FACE, HUGGING_FACE_FLOAT32
 
@@ -25,7 +25,8 @@ BOUNDS = {"float64": HUGGING_FACE, "float32": HUGGING_FACE_FLOAT32}
 class FamilyCase(NamedTuple):
     family: Family
     config: ModelConfig
-    on: Setting = LAW
+
+    on: Setting = ON_REFERENCE
 
     @property
     def case(self) -> ModelCase:

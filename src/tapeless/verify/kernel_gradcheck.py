@@ -11,13 +11,25 @@ from torch import Tensor
 from tapeless.config import AnyModelConfig, ModelConfig, SimpleLMConfig
 from tapeless.errors import NonFiniteError, UsageError
 from tapeless.verify.finding import Finding, distance
-from tapeless.verify.fixtures import LAW, Batch, ModelCase, Setting, batch, blank_model, gradients, move_off_init, shrunk
+from tapeless.verify.fixtures import (
+    ON_REFERENCE,
+    Batch,
+    ModelCase,
+    Setting,
+    batch,
+    blank_model,
+    gradients,
+    move_off_init,
+    shrunk,
+    zero_by_identity,
+)
 from tapeless.verify.full_size import feasible
 from tapeless.verify.gradcheck import ROUNDING_LAYERS, Progress, Report, cut_to, one_thread, rows_of
 from tapeless.verify.kernel_levels import by_reference, errors_of, kernel_levels, narrow_dtypes, oracle_of
 from tapeless.verify.metamorphic import check_metamorphic
-from tapeless.verify.model_judges import by_precision, kernel_bound, zero_by_identity
+from tapeless.verify.model_judges import by_precision
 from tapeless.verify.model_levels import by_interruption, by_recompute
+from tapeless.verify.tolerances import kernel_bound
 
 TOKENS = (2, 33)  # B, T at real widths: one more than most blocks of rows
 
@@ -70,9 +82,9 @@ def at_real_widths(config: AnyModelConfig, on: Setting, dtypes: Sequence[str], s
         move_off_init(model, seed)
         return gradients(model, data.to(setting.device))
 
-    truth, zeros = run(LAW, "float64"), zero_by_identity(config, T)
+    truth, zeros = run(ON_REFERENCE, "float64"), zero_by_identity(config, T)
     for dtype in dtypes:
-        errors, claimed = errors_of(run(LAW, dtype), truth), run(on, dtype)
+        errors, claimed = errors_of(run(ON_REFERENCE, dtype), truth), run(on, dtype)
         for name in claimed.keys() - zeros:
             gap = distance(claimed[name], truth[name])
             bound = kernel_bound(errors[name], dtype)

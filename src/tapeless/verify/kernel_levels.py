@@ -2,10 +2,9 @@
 
     L0, L1   each of its ops, and the optimizer's passes             kernel_ops.py, kernel_update.py
     L2       whole models by the float64 of the reference, and by the reference's own error in the same dtype
-    L3       Hugging Face in float32
-    L4       training in float32 and bfloat16 beside autograd and torch.optim in float64
-    L5       every recompute policy, repetition, other work in between, micro-batches, resume
+    L5       every recompute policy, repetition, other work in between, micro-batches
     L6       causality, documents, kv_cache, order of the batch, padding, identities, in float32
+L3, L4 and the rest of L5 need a checkout of the repository: tests/levels/kernels.py.
 Tested by: tests/verify/test_kernel_levels.py."""
 
 from collections.abc import Callable, Iterator, Sequence
@@ -30,19 +29,18 @@ from tapeless.verify.fixtures import (
     data_of,
     gradients,
     move_off_init,
+    zero_by_identity,
 )
-from tapeless.verify.hf_levels import check_family, family_cases, missing
 from tapeless.verify.kernel_ops import kernel_level_0, kernel_level_1
 from tapeless.verify.kernel_update import update_findings
 from tapeless.verify.metamorphic import check_metamorphic, sums_are_wide
-from tapeless.verify.model_judges import by_precision, kernel_bound, zero_by_identity
+from tapeless.verify.model_judges import by_precision
 from tapeless.verify.model_levels import by_accumulation, by_interruption, by_recompute
 from tapeless.verify.oracles import Point
-from tapeless.verify.training import CASES, RECIPES, by_cutting, by_resume, by_torch, our_course
+from tapeless.verify.tolerances import kernel_bound
 
 NARROW = ("float32", "bfloat16")
 SEEDS = range(1, 4)  # of the weights: a reference that is right by luck once should not be the measure
-SHORT = 20  # steps of a run
 
 
 def op_set(on: Setting, dtype: str = "float32") -> OpSet:
@@ -66,9 +64,7 @@ def kernel_levels(on: Setting) -> dict[str, Callable[[], Iterator[Finding]]]:
         "L0": lambda: kernel_level_0(cases),
         "L1": lambda: chain(kernel_level_1(cases, dtypes), update_findings(op_set(on), on.device)),
         "L2": lambda: kernel_level_2([*models, *partly], dtypes),
-        "L3": lambda: kernel_level_3(on),
-        "L4": lambda: kernel_level_4(on, dtypes),
-        "L5": lambda: kernel_level_5([*models, *partly], on, dtypes),
+        "L5": lambda: kernel_level_5([*models, *partly], dtypes),
         "L6": lambda: kernel_level_6(models, on, dtypes),
     }
 
@@ -89,29 +85,11 @@ def kernel_level_2(models: Sequence[ModelCase], dtypes: Sequence[str]) -> Iterat
             yield from by_reference(case, dtype)
 
 
-def kernel_level_3(on: Setting) -> Iterator[Finding]:
-    if missing() is None:
-        for case in family_cases():
-            yield from check_family(case._replace(on=on), "float32")
-
-
-def kernel_level_4(on: Setting, dtypes: Sequence[str]) -> Iterator[Finding]:
-    """Every short recipe of a transformer, those of float64 in float32."""
-    for recipe in RECIPES:
-        dtype = "float32" if recipe.dtype == "float64" else recipe.dtype
-        if isinstance(CASES[recipe.case].config, ModelConfig) and recipe.steps <= SHORT and dtype in dtypes:
-            recipe = recipe._replace(dtype=dtype, on=on)
-            yield from by_torch(recipe, our_course(recipe))
-
-
-def kernel_level_5(models: Sequence[ModelCase], on: Setting, dtypes: Sequence[str]) -> Iterator[Finding]:
+def kernel_level_5(models: Sequence[ModelCase], dtypes: Sequence[str]) -> Iterator[Finding]:
     for case in models:
         for dtype in dtypes:
             for judge in (by_recompute, by_interruption, by_accumulation):
                 yield from judge(case, dtype)
-        yield from by_cutting(case, dtypes)
-    for dtype in dtypes:
-        yield from by_resume(dtype, on)
 
 
 def kernel_level_6(models: Sequence[ModelCase], on: Setting, dtypes: Sequence[str]) -> Iterator[Finding]:
@@ -130,8 +108,8 @@ def by_reference(case: ModelCase, dtype: str) -> Iterator[Finding]:
     units are carried over the kink is luck."""
     if dtype == "bfloat16" and isinstance(case.config, ModelConfig) and case.config.ffn == "relu":
         return
-    truths = {seed: _gradients(case.by_law, "float64", seed) for seed in SEEDS}
-    errors = {seed: errors_of(_gradients(case.by_law, dtype, seed), truth) for seed, truth in truths.items()}
+    truths = {seed: _gradients(case.on_reference, "float64", seed) for seed in SEEDS}
+    errors = {seed: errors_of(_gradients(case.on_reference, dtype, seed), truth) for seed, truth in truths.items()}
     for seed, truth in truths.items():
         claimed = _gradients(case, dtype, seed)
         for name in claimed.keys() - zero_by_identity(case.config, T):

@@ -1,5 +1,5 @@
 """The ops of a kernel set, each by itself. A kernel computes in float32 and bfloat16 only, where neither a complex step nor
-a difference quotient means anything, so it is judged by the float64 of the twin, which the reference op equals:
+a difference quotient means anything, so it is compared with the float64 formula that the reference op equals:
 
     L0   the adjoint test in float32
     L1   float32 at the fixture's sizes, at one position and at odd sizes; bfloat16 by its own bound, and by the reference op's

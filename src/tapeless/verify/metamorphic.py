@@ -17,7 +17,6 @@ from tapeless.ops.embed import EMBED
 from tapeless.ops.layer_norm import LAYER_NORM
 from tapeless.ops.linear import LINEAR
 from tapeless.ops.op import OpSet
-from tapeless.ops.reference import REFERENCE
 from tapeless.ops.rms_norm import RMS_NORM
 from tapeless.ops.rope import ROPE
 from tapeless.verify.finding import Finding, distance
@@ -25,7 +24,6 @@ from tapeless.verify.fixtures import (
     FIRST_SAMPLE,
     SEED,
     STEP,
-    TRANSFORMER_CASES,
     B,
     Batch,
     ModelCase,
@@ -35,21 +33,13 @@ from tapeless.verify.fixtures import (
     build,
     data_of,
     gradients,
+    zero_by_identity,
 )
-from tapeless.verify.model_judges import largest_gap, rounding_floor, zero_by_identity
+from tapeless.verify.model_judges import largest_gap, rounding_floor
 from tapeless.verify.oracles import norm
 from tapeless.verify.tolerances import METAMORPHIC
-from tapeless.verify.update_identities import update_identities
 
 EPS = 1e-30  # of a norm: so small that the scale is not felt at all
-
-
-def level_6() -> Iterator[Finding]:
-    yield from op_identities()
-    yield from sums_are_wide(REFERENCE)
-    for case in TRANSFORMER_CASES:
-        yield from check_metamorphic(case)
-    yield from update_identities()
 
 
 def check_metamorphic(case: ModelCase, dtype: str = "float64") -> Iterator[Finding]:
@@ -196,7 +186,7 @@ def silent_blocks(case: ModelCase, config: ModelConfig, dtype: str) -> Iterator[
     is a Chain of embedding, dropout, norm and head, and what the residual sums carry back must be the Chain's gradients. The
     Chain is always of the reference ops in float64."""
     c, C = replace(config, norm_eps=EPS), config.hidden_dim
-    model, data = build(case._replace(config=c), dtype), data_of(case.by_law)
+    model, data = build(case._replace(config=c), dtype), data_of(case.on_reference)
     assert isinstance(model, Transformer)
     for name, w in model.params.items():
         if name.endswith((".wo", ".bo", ".w_down", ".b_down", "pos.w")):

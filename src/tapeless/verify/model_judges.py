@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tapeless.config import AnyModelConfig, ModelConfig
+from tapeless.config import ModelConfig
 from tapeless.model.build import AnyModel
-from tapeless.verify import twin
+from tapeless.verify.autograd_reference import dropout_masks, reference_loss
 from tapeless.verify.finding import Finding, distance
 from tapeless.verify.fixtures import (
     FIRST_SAMPLE,
@@ -25,6 +25,7 @@ from tapeless.verify.fixtures import (
     gradients,
     loss_with_gradients,
     values,
+    zero_by_identity,
 )
 from tapeless.verify.oracles import (
     Function,
@@ -41,30 +42,17 @@ from tapeless.verify.oracles import (
 from tapeless.verify.tolerances import (
     COMPLEX_STEP,
     DIRECTION,
-    KERNEL_BACKWARD,
+    MODEL_AUTOGRAD,
     MODEL_BFLOAT16,
     MODEL_BFLOAT16_COSINE,
     MODEL_BFLOAT16_TENSOR,
     MODEL_FLOAT32,
-    MODEL_TWIN,
     ROUNDING_FLOOR,
     SLOPE,
     UNDERPOWERED,
 )
 
-LEAST = {"float64": MODEL_TWIN, "float32": MODEL_FLOAT32, "bfloat16": MODEL_BFLOAT16}
 CENTRAL_H = 1e-5  # small: a step along all weights at once must not carry a relu over its kink
-
-
-def zero_by_identity(config: AnyModelConfig, seq_len: int) -> set[str]:
-    """Parameters the loss does not depend on: a key bias shifts all scores of a query alike, unless positions or a norm
-    tell the keys apart, and softmax forgets a shift; with one position there is nothing to attend to but itself."""
-    if not isinstance(config, ModelConfig):
-        return set()
-    kinds = {"wq", "wk", "bq", "bk", "q_norm.w", "k_norm.w"} if seq_len == 1 else set()
-    if config.position != "rope" and not config.qk_norm:
-        kinds.add("bk")
-    return {f"blocks.{i}.attn.{kind}" for i in range(config.num_layers) for kind in kinds}
 
 
 def rounding_floor(dtype: str) -> float:
@@ -107,23 +95,17 @@ def largest_gap(level: str, check: str, oracle: str, a: Point, b: Point, bound: 
     return Finding(level, check, oracle, worst, gaps[worst].largest, bound, gaps[worst].where)
 
 
-def kernel_bound(error: float, dtype: str) -> float:
-    """What a gradient may be off under other ops than the reference's, whose error in the same dtype is given: a few times as
-    much, and in any case what any ops may have."""
-    return max(KERNEL_BACKWARD * error, LEAST[dtype])
-
-
-def by_twin(case: ModelCase, data: Batch, claimed: Point) -> Iterator[Finding]:
-    masks = None
+def by_autograd(case: ModelCase, data: Batch, claimed: Point) -> Iterator[Finding]:
+    masks, point = None, values(build(case))
     if isinstance(case.config, ModelConfig) and case.config.dropout:
-        masks = twin.dropout_masks(case.config, data.tokens, seed=SEED, step=STEP, first_sample=FIRST_SAMPLE)
+        masks = dropout_masks(case.config, point, data.tokens, seed=SEED, step=STEP, first_sample=FIRST_SAMPLE)
 
     def loss(params: Point) -> Tensor:
-        return twin.loss(case.config, params, data.tokens, data.targets, documents=data.documents, masks=masks, lora=case.lora)
+        return reference_loss(case.config, params, *data, masks=masks, lora=case.lora)
 
-    truth = {name: g for name, g in autograd_gradient(loss, values(build(case))).items() if name in claimed}
+    truth = {name: g for name, g in autograd_gradient(loss, point).items() if name in claimed}
     zeros = zero_by_identity(case.config, data.tokens.shape[1])
-    yield from compared("L2", f"model[{case.name}]", "autograd twin", claimed, truth, MODEL_TWIN, zeros=zeros)
+    yield from compared("L2", f"model[{case.name}]", "autograd reference", claimed, truth, MODEL_AUTOGRAD, zeros=zeros)
 
 
 def loss_function(model: AnyModel, data: Batch) -> Function:
@@ -181,7 +163,7 @@ def by_precision(case: ModelCase, dtypes: Iterable[str] = ("float32", "bfloat16"
     """The same weights in float32, tensor by tensor, and in bfloat16: all tensors as one, since a single small one may be off
     by ten times the rounding (not with relu, where 8 bits carry some units over the kink, and gradients jump), and each
     roughly, so that none is missing, doubled or another's."""
-    truth, zeros = gradients(build(case.by_law), data_of(case.by_law)), zero_by_identity(case.config, T)
+    truth, zeros = gradients(build(case.on_reference), data_of(case.on_reference)), zero_by_identity(case.config, T)
     for dtype in dtypes:
         claimed, check = gradients(build(case, dtype), data_of(case)), f"model[{case.name}, {dtype}]"
         if dtype == "float32":

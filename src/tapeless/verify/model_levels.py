@@ -9,35 +9,24 @@ from torch import Tensor
 from tapeless.verify.finding import Finding
 from tapeless.verify.fixtures import (
     FIRST_SAMPLE,
-    MODEL_CASES,
-    PARTLY_TRAINED_CASES,
-    TRANSFORMER_CASES,
     ModelCase,
     build,
     data_of,
     gradients,
     loss_with_gradients,
     move_off_init,
+    zero_by_identity,
 )
 from tapeless.verify.model_judges import (
+    by_autograd,
     by_complex_step,
     by_differences,
-    by_precision,
     by_slope,
-    by_twin,
     compared,
     largest_gap,
     rounding_floor,
-    zero_by_identity,
 )
 from tapeless.verify.tolerances import ACCUMULATION
-from tapeless.verify.training import by_cutting, by_resume
-
-
-def level_2() -> Iterator[Finding]:
-    for case in (*MODEL_CASES, *PARTLY_TRAINED_CASES):
-        yield from check_model(case)
-        yield from by_precision(case)
 
 
 def check_model(case: ModelCase) -> Iterator[Finding]:
@@ -48,22 +37,8 @@ def check_model(case: ModelCase) -> Iterator[Finding]:
     if bad:  # no direction can be taken along it
         yield Finding("L2", f"model[{case.name}]", "finite", bad[0], math.inf, 0.0)
         return
-    for judge in (by_twin, by_complex_step, by_differences, by_slope):
+    for judge in (by_autograd, by_complex_step, by_differences, by_slope):
         yield from judge(case, data, grads)
-
-
-def level_5() -> Iterator[Finding]:
-    for case in (*TRANSFORMER_CASES, *PARTLY_TRAINED_CASES):
-        for dtype in ("float32", "bfloat16"):
-            yield from by_recompute(case, dtype)
-            yield from by_interruption(case, dtype)
-    for case in (*MODEL_CASES, *PARTLY_TRAINED_CASES):
-        for dtype in ACCUMULATION:
-            yield from by_accumulation(case, dtype)
-    for case in (*MODEL_CASES, *PARTLY_TRAINED_CASES):
-        yield from by_cutting(case)
-    for dtype in ("float32", "bfloat16"):
-        yield from by_resume(dtype)
 
 
 def by_recompute(case: ModelCase, dtype: str) -> Iterator[Finding]:

@@ -1,8 +1,8 @@
 """L0 and L1: each op by itself, every gradient tensor by every oracle.
 
-L0 judges the linear pieces by the adjoint test. L1 judges all of them: the values by the twin, the gradients by complex step,
-central differences and autograd of the twin in float64, the same in float32 and bfloat16 against that truth, and whether
-a second backward adds to the parameters' gradients.
+L0 checks the linear pieces by the adjoint test. L1 checks all ops: the values against an independent formula, the gradients
+against complex step, central differences and autograd of that formula in float64, float32 and bfloat16 against those results,
+and whether a second backward adds to the parameters' gradients.
 Tested by: tests/verify/test_op_levels.py."""
 
 import math
@@ -24,7 +24,7 @@ from tapeless.verify.oracles import (
     directions,
     norm,
 )
-from tapeless.verify.tolerances import ACCUMULATION, ADJOINT, CENTRAL, COMPLEX_STEP, OP_FLOAT32, TWIN, UNDERPOWERED
+from tapeless.verify.tolerances import ACCUMULATION, ADJOINT, AUTOGRAD, CENTRAL, COMPLEX_STEP, OP_FLOAT32, UNDERPOWERED
 
 
 def level_0() -> Iterator[Finding]:
@@ -66,15 +66,15 @@ def check_case(case: OpCase) -> Iterator[Finding]:
     point = case.inputs()
     upstream = case.upstream(point)
     claimed = case.gradients(point, upstream)
-    twin = autograd_gradient(case.twin_objective(upstream), point)
+    by_autograd = autograd_gradient(case.formula_objective(upstream), point)
     outputs, _ = case.forward(point)
-    for name, y in case.twin_outputs(point).items():
-        yield _compared(case, "twin", name, outputs[name], y, TWIN)
-    whole = norm(twin)
-    for name, truth in twin.items():
+    for name, y in case.formula_outputs(point).items():
+        yield _compared(case, "reference formula", name, outputs[name], y, AUTOGRAD)
+    whole = norm(by_autograd)
+    for name, truth in by_autograd.items():
         if norm({name: truth}) < UNDERPOWERED * whole:
             yield Finding("L1", case.name, "underpowered", f"d{name}", math.inf, 0.0)
-        yield _compared(case, "autograd twin", f"d{name}", claimed[name], truth, TWIN)
+        yield _compared(case, "autograd reference", f"d{name}", claimed[name], truth, AUTOGRAD)
         yield from _by_direction(case, name, point, upstream, claimed[name])
     yield from _accumulates(case, point, upstream, claimed)
     yield from in_narrow(case)
@@ -125,7 +125,7 @@ def in_narrow(case: OpCase, dtypes: Iterable[str] = ("float32", "bfloat16")) -> 
 
 
 def against_float64(case: OpCase, dtype: torch.dtype, seed: int = 0) -> dict[str, tuple[Tensor, Tensor]]:
-    """Each output and gradient of the op in a narrow dtype, beside the twin's in float64 on the CPU at the same numbers."""
+    """Each output and gradient of the op in a narrow dtype, and the formula's in float64 on the CPU at the same numbers."""
     point = case.inputs(seed, dtype)
     upstream = case.upstream(point, seed)
     outputs, _ = case.forward(point)
@@ -133,7 +133,7 @@ def against_float64(case: OpCase, dtype: torch.dtype, seed: int = 0) -> dict[str
         {name: x.to("cpu", torch.float64 if x.is_floating_point() else None) for name, x in tensors.items()}
         for tensors in (point, upstream)
     )
-    truth = case.twin_outputs(wide)
-    truth |= {f"d{name}": g for name, g in autograd_gradient(case.twin_objective(wide_upstream), wide).items()}
+    truth = case.formula_outputs(wide)
+    truth |= {f"d{name}": g for name, g in autograd_gradient(case.formula_objective(wide_upstream), wide).items()}
     claimed = outputs | {f"d{name}": g for name, g in case.gradients(point, upstream).items()}
     return {name: (claimed[name], truth[name]) for name in truth}

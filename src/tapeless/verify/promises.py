@@ -18,9 +18,9 @@ from torch import Tensor
 from tapeless.verify.cases import OpCase
 from tapeless.verify.finding import Finding, distance
 from tapeless.verify.oracles import Point
-from tapeless.verify.tolerances import ACCUMULATION, OP_BFLOAT16, OP_FLOAT32, TWIN
+from tapeless.verify.tolerances import ACCUMULATION, AUTOGRAD, OP_BFLOAT16, OP_FLOAT32
 
-STRIDES = {"float64": TWIN, "float32": OP_FLOAT32, "bfloat16": OP_BFLOAT16}  # other products may be called for other strides
+STRIDES = {"float64": AUTOGRAD, "float32": OP_FLOAT32, "bfloat16": OP_BFLOAT16}  # other strides, other matmuls
 
 
 def promises(case: OpCase, dtype: str) -> Iterator[Finding]:

@@ -12,6 +12,7 @@ pytest.importorskip("triton")
 if not torch.cuda.is_available():
     pytest.skip("needs a CUDA device", allow_module_level=True)
 
+from levels.kernels import kernel_levels
 from tapeless.config import ModelConfig, TrainConfig
 from tapeless.kernels.triton.attention import own_backward, own_forward
 from tapeless.kernels.triton.library_attention import attention
@@ -24,7 +25,6 @@ from tapeless.training.layer_stats import LayerStats
 from tapeless.training.step import optimizer_of, train_step
 from tapeless.verify.finding import distance
 from tapeless.verify.fixtures import Setting
-from tapeless.verify.kernel_levels import kernel_levels
 from tapeless.verify.tolerances import KERNEL_FORWARD
 
 CONFIG = ModelConfig(vocab_size=512, hidden_dim=128, num_layers=2, num_heads=2, intermediate_dim=256, max_seq_len=64)

@@ -137,7 +137,7 @@ def _backward(dq, dk, dv, qkv, wq, wk, r, cos, sin, dqkv, sums, dwq, dwk):
                 else:
                     _load(dk[b, h - H, t], row)
                 if len(cos) > 0:
-                    _rotate_back(row, cos[t], sin[t])
+                    _rotate_back(row, cos[t], sin[t])  # mutant: rotate-back
                 if len(wq) > 0:
                     w, which = (wq, 0) if h < H else (wk, 1)
                     _norm_backward(row, qkv[b, t, h], r[b, t, h], w, sums[which, part])

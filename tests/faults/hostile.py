@@ -2,7 +2,7 @@
 
 A mutation changes a file as damage would (bits, lengths), as a careless writer would (values, keys) or as an attacker would
 (offsets, sizes, paths, links, pipes). The same seed makes the same directory.
-Tested by: tests/interop/test_hostile.py; at length by acceptance/hostile_files.py."""
+Used by: tests/faults/test_hostile.py; at length by acceptance/hostile_files.py."""
 
 import copy
 import json

@@ -1,10 +1,11 @@
-"""The autograd twin: the whole model once more, as a plain PyTorch user would write it, for torch's tape to differentiate.
+"""The autograd reference: the whole model once more in plain PyTorch, for autograd to differentiate.
 
-Nothing here is shared with `ops/` or `model/` but the hash that decides dropout masks, so a mistake would have to be made
-twice, in two styles, to go unseen. Parameters come as a dict by name, in float64; the result is the loss."""
+It shares nothing with `ops/` or `model/` but the hash that decides dropout masks, so a mistake goes unseen only if it was made
+twice, in two styles. Parameters come as a dict by name, in float64; the result is the loss. Each kind of sublayer has a formula
+of its own (`sublayer_formula`); which sublayers a model has is read off the names of its parameters."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 import torch.nn.functional as F
@@ -16,13 +17,13 @@ from tapeless.ops.dropout import dropout_key, dropout_scale
 Point = Mapping[str, Tensor]
 
 
-def loss(
+def reference_loss(
     config: AnyModelConfig,
     params: Point,
     tokens: Tensor,  # (B, T) int64
     targets: Tensor,  # (B, T) int64; -100 is ignored
-    *,
     documents: Tensor | None = None,  # (B, T) int64
+    *,
     masks: Point | None = None,  # dropout_masks
     lora: Lora | None = None,
 ) -> Tensor:  # ()
@@ -44,18 +45,27 @@ def adapted(params: Point, lora: Lora) -> dict[str, Tensor]:
     }
 
 
+def sublayers(params: Point) -> list[str]:
+    """Every sublayer in order, such as `blocks.0.attn`: it has its parameters, and a norm `blocks.0.attn_norm`."""
+    owners = dict.fromkeys(".".join(name.split(".")[:3]) for name in params if name.startswith("blocks."))
+    return [owner for owner in owners if f"{owner}_norm" in owners]
+
+
 def dropout_masks(
     config: ModelConfig,
+    params: Point,
     tokens: Tensor,  # (B, T)
     *,
     seed: int,
     step: int,
     first_sample: int,
 ) -> dict[str, Tensor]:
-    """What each place of the model is multiplied with: 0 or 1 / (1 - p), (B, T, C). The only thing taken from `ops`."""
-    places = ["embed", *(f"blocks.{i}.{half}" for i in range(config.num_layers) for half in ("attn", "ffn"))]
+    """What the output of each sublayer, and the embedding, is multiplied with: 0 or 1 / (1 - p), (B, T, C)."""
     blank = torch.ones(*tokens.shape, config.hidden_dim, dtype=torch.float64)
-    return {place: dropout_scale(blank, config.dropout, dropout_key(seed, step, place), first_sample) for place in places}
+    return {
+        place: dropout_scale(blank, config.dropout, dropout_key(seed, step, place), first_sample)
+        for place in ("embed", *sublayers(params))
+    }
 
 
 def transformer_logits(
@@ -74,41 +84,43 @@ def transformer_logits(
             return F.rms_norm(x, x.shape[-1:], params[f"{name}.w"], c.norm_eps)
         return F.layer_norm(x, x.shape[-1:], params[f"{name}.w"], params.get(f"{name}.b"), c.norm_eps)
 
-    def attention(x: Tensor, i: int) -> Tensor:
-        return dropped(self_attention(c, params, f"blocks.{i}.attn", x, documents), f"blocks.{i}.attn")
-
-    def ffn(x: Tensor, i: int) -> Tensor:
-        return dropped(feed_forward(c, params, f"blocks.{i}.ffn", x), f"blocks.{i}.ffn")
+    def output(name: str, x: Tensor) -> Tensor:
+        own = {key.removeprefix(f"{name}."): w for key, w in params.items() if key.startswith(f"{name}.")}
+        return dropped(sublayer_formula(name.split(".")[2])(c, own, x, documents), name)
 
     x = F.embedding(tokens, params["embed.w"])
     if c.position == "learned":
         x = x + params["pos.w"][: tokens.shape[1]]
     x = dropped(x, "embed")
-    for i in range(c.num_layers):
+    for name in sublayers(params):
         if c.norm_placement == "pre":
-            x = x + attention(norm(x, f"blocks.{i}.attn_norm"), i)
-            x = x + ffn(norm(x, f"blocks.{i}.ffn_norm"), i)
+            x = x + output(name, norm(x, f"{name}_norm"))
         else:
-            x = norm(x + attention(x, i), f"blocks.{i}.attn_norm")
-            x = norm(x + ffn(x, i), f"blocks.{i}.ffn_norm")
+            x = norm(x + output(name, x), f"{name}_norm")
     logits = F.linear(norm(x, "final_norm"), params["embed.w" if c.tie_embeddings else "head.w"])
     return c.logit_softcap * torch.tanh(logits / c.logit_softcap) if c.logit_softcap else logits
 
 
-def self_attention(
-    c: ModelConfig,
-    params: Point,
-    name: str,
-    x: Tensor,  # (B, T, C)
-    documents: Tensor | None,  # (B, T) int64
-) -> Tensor:  # (B, T, C)
+# A sublayer's formula: configuration, its own parameters by their short names (`wq`, `w_up`), input (B, T, C), documents
+# (B, T) or None -> output (B, T, C).
+Formula = Callable[[ModelConfig, Point, Tensor, Tensor | None], Tensor]
+
+
+def sublayer_formula(kind: str) -> Formula:
+    """The plain-torch formula of a kind of sublayer."""
+    if kind not in FORMULAS:
+        raise ValueError(f"there is no plain-torch formula for sublayers of the kind {kind!r}")
+    return FORMULAS[kind]
+
+
+def self_attention(c: ModelConfig, p: Point, x: Tensor, documents: Tensor | None) -> Tensor:
     def heads(kind: str) -> Tensor:  # (B, T, heads, D)
-        return F.linear(x, params[f"{name}.w{kind}"], params.get(f"{name}.b{kind}")).unflatten(-1, (-1, c.head_dim))
+        return F.linear(x, p[f"w{kind}"], p.get(f"b{kind}")).unflatten(-1, (-1, c.head_dim))
 
     q, k, v = heads("q"), heads("k"), heads("v")
     if c.qk_norm:
-        q = F.rms_norm(q, q.shape[-1:], params[f"{name}.q_norm.w"], c.norm_eps)
-        k = F.rms_norm(k, k.shape[-1:], params[f"{name}.k_norm.w"], c.norm_eps)
+        q = F.rms_norm(q, q.shape[-1:], p["q_norm.w"], c.norm_eps)
+        k = F.rms_norm(k, k.shape[-1:], p["k_norm.w"], c.norm_eps)
     if c.position == "rope":
         q, k = rotated(q, c.rope_theta), rotated(k, c.rope_theta)
     k, v = (y.repeat_interleave(c.num_heads // c.num_kv_heads, dim=2) for y in (k, v))
@@ -119,7 +131,7 @@ def self_attention(
         visible = visible & (documents[:, :, None] == documents[:, None, :])
     weights = scores.where(visible[:, None], -torch.inf).softmax(-1)
     o = torch.einsum("bhts,bshd->bthd", weights, v).flatten(2)
-    return F.linear(o, params[f"{name}.wo"], params.get(f"{name}.bo"))
+    return F.linear(o, p["wo"], p.get("bo"))
 
 
 def rotated(x: Tensor, theta: float) -> Tensor:  # (B, T, heads, D)
@@ -130,9 +142,9 @@ def rotated(x: Tensor, theta: float) -> Tensor:  # (B, T, heads, D)
     return torch.cat([turned.real, turned.imag], -1)
 
 
-def feed_forward(c: ModelConfig, params: Point, name: str, x: Tensor) -> Tensor:  # (B, T, C)
+def feed_forward(c: ModelConfig, p: Point, x: Tensor, documents: Tensor | None) -> Tensor:
     def linear(kind: str, y: Tensor) -> Tensor:
-        return F.linear(y, params[f"{name}.w_{kind}"], params.get(f"{name}.b_{kind}"))
+        return F.linear(y, p[f"w_{kind}"], p.get(f"b_{kind}"))
 
     up = linear("up", x)
     match c.ffn:
@@ -149,8 +161,11 @@ def feed_forward(c: ModelConfig, params: Point, name: str, x: Tensor) -> Tensor:
         case "relu2":
             h = F.relu(up).square()
         case other:
-            raise ValueError(f"the twin knows no feed-forward layer {other!r}")
+            raise ValueError(f"there is no plain-torch formula for ffn {other!r}")
     return linear("down", h)
+
+
+FORMULAS: dict[str, Formula] = {"attn": self_attention, "ffn": feed_forward}
 
 
 def simple_lm_logits(c: SimpleLMConfig, params: Point, tokens: Tensor) -> Tensor:  # (B, T, V)

@@ -16,12 +16,13 @@ from importlib.util import spec_from_file_location
 from types import CodeType, ModuleType
 from typing import Any, NamedTuple
 
+from levels import LEVELS, first_failure
+from mutants.places import PACKAGE
+from mutants.table import Mutant, mutants_of
 from tapeless.errors import TapelessError
-from tapeless.verify.fixtures import LAW, Setting
-from tapeless.verify.kernel_mutants import mutants_of
-from tapeless.verify.levels import LEVELS, first_failure
-from tapeless.verify.mutant_table import PACKAGE, Mutant
+from tapeless.verify.fixtures import ON_REFERENCE, Setting
 
+IMPORTED_ANEW = (PACKAGE.name, "levels")  # top-level packages
 TWO_LEVELS = 0.95  # the share of mutants that at least two levels must kill
 TRAINS_FINE = 1.1  # so much of the healthy loss, and nobody who watches it would notice
 
@@ -51,7 +52,7 @@ class _MutantFinder(MetaPathFinder):
 
 
 def _loaded() -> dict[str, ModuleType]:
-    return {name: module for name, module in sys.modules.items() if name == PACKAGE.name or name.startswith(f"{PACKAGE.name}.")}
+    return {name: module for name, module in sys.modules.items() if name.split(".")[0] in IMPORTED_ANEW}
 
 
 @contextlib.contextmanager
@@ -85,7 +86,7 @@ def mutated(mutant: Mutant) -> Iterator[Any]:
     sys.meta_path.insert(0, finder)
     try:
         with _own_numba_cache():
-            yield import_module("tapeless.verify.levels")
+            yield import_module("levels")
     finally:
         sys.meta_path.remove(finder)
         for name in _loaded():
@@ -117,19 +118,18 @@ def _evidence(copy: Any, level: str, on: Setting) -> str:
 
 
 def run_mutants(
-    which: Iterable[str] | None = None, progress: Callable[[MutantResult], None] | None = None, on: Setting = LAW
+    only: str | None = None, progress: Callable[[MutantResult], None] | None = None, on: Setting = ON_REFERENCE
 ) -> list[MutantResult]:
-    """Every mutant of a set of ops, or those of the given numbers, against all levels. `progress` is told each result as it
+    """Every mutant of a set of ops, or the one of the given number, against all levels. `progress` gets each result as it
     comes.
 
     A level that already fails on the healthy source would kill everything and prove nothing, so that is an error."""
     for level in LEVELS:
         if (failure := first_failure(level, on)) is not None:
             raise TapelessError(f"the levels must pass before mutants can fail them: {failure}")
-    wanted = None if which is None else set(which)
     results = []
     for mutant in mutants_of(on.ops):
-        if wanted is None or mutant.number in wanted:
+        if only in (None, mutant.number):
             results.append(run_mutant(mutant, on=on))
             if progress is not None:
                 progress(results[-1])

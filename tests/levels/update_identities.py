@@ -4,7 +4,7 @@ An optimizer keeps running averages, one recursion a step. By definition they ar
     m / (1 - b1^t) = sum_i b1^(t-i) g_i / sum_i b1^(t-i)          the same with b2 and g_i^2 for v;   u = sum_i mu^(t-i) d_i
 and a mean needs no correction for its first steps. So the history is kept here and summed anew at every step. Without
 gradients only weight decay moves anything, and nothing but matrices. What Muon makes of a matrix with products is made here of
-its singular values (by_singular_values.py), and beside it stands the orthogonal factor itself. The average of the weights is
+its singular values (muon_reference.py), and beside it stands the orthogonal factor itself. The average of the weights is
 their mean with weights i (i + 1) … (i + 7) as long as its decay rises."""
 
 import math
@@ -14,13 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from levels.muon_reference import is_hidden, muon_step, newton_schulz, polar
 from tapeless.config import TrainConfig
 from tapeless.model.build import AnyModel
 from tapeless.optim import make_optimizer
 from tapeless.optim.clip import clip_grads
 from tapeless.optim.ema import Ema
 from tapeless.optim.muon import orthogonal
-from tapeless.verify.by_singular_values import is_hidden, muon_step, newton_schulz, polar
 from tapeless.verify.finding import Finding, distance
 from tapeless.verify.fixtures import MODEL_CASES, build, values
 from tapeless.verify.oracles import norm

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from hostile import RAW, STRUCTURED, base_directories, judged, mutants
 from interop_fixtures import change_json, exported
 from safetensors.torch import load_file, save_file
 
@@ -18,7 +19,6 @@ from tapeless.data.bpe import train_bpe
 from tapeless.errors import DataError, InputError, TapelessError, UntrustedFileError
 from tapeless.interop.hf_import import read_model
 from tapeless.interop.tensor_file import Entry, TensorFile
-from tapeless.verify.hostile import RAW, STRUCTURED, base_directories, judged, mutants
 
 MUTATIONS, LIMIT = 500, 5.0
 

@@ -14,11 +14,11 @@ import torch
 from claim import Claims
 from fine_tuning_worker import ALPHA, RANK, TARGETS
 from safetensors.torch import save_file
+from tapeless.data.batches import training_batches
 from training import environment, scratch, train
 
 import tapeless
 from tapeless.config import Lora, load_preset
-from tapeless.data.batches import training_batches
 from tapeless.data.prepare import open_prepared
 from tapeless.data.tokenizer import ByteTokenizer
 from tapeless.interop.generation import Generation

@@ -116,7 +116,7 @@ def run_resume(args: argparse.Namespace) -> int:
     check_packages(config.train.report_to)
     display = make_display(json_lines=args.json, log_every=config.train.log_every)
     told = {f"{change.name}": [change.old, change.new] for change in changes}
-    data = open_prepared(run.path, config.data["dataset_fingerprint"])
+    data = open_prepared(run.path)
     return train(run, config, data, display, resume=True, fallback=not args.no_fallback, changes=told)
 
 
@@ -132,7 +132,6 @@ def train(
     changes: dict[str, Any] | None = None,
 ) -> int:
     from tapeless.cli.output import ignore_write_errors
-    from tapeless.data.baselines import baselines
     from tapeless.report.reporters import Reporters
     from tapeless.train.init_from import load_initial_weights
     from tapeless.train.run_config import write_run_config
@@ -158,7 +157,7 @@ def train(
             if changes:
                 write_run_config(run.config, config)
         record.listeners.append(closing.enter_context(Reporters(run, config.train.report_to)).event)
-        beaten = baselines(*data.counted(), data.tokenizer.vocab_size)
+        beaten = data.baselines()
         display.introduce(run.path, trainer, beaten)
         if verify and not check_first_batch(trainer, display):
             return 3

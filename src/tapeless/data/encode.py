@@ -23,46 +23,46 @@ from typing import IO
 
 import numpy as np
 
-from tapeless.data.pieces import Piece
+from tapeless.data.chunks import Chunk
 from tapeless.data.tokenizer import Tokenizer, load_tokenizer, utf8
 from tapeless.errors import DataError, TapelessError
 
-BATCH = 1 << 18  # characters in a request, unless one piece alone has more
+BATCH = 1 << 18  # characters in a request, unless one chunk alone has more
 WORTHWHILE = 1 << 22  # characters from which on processes are begun
 REQUEST, REPLY = struct.Struct("<QQ"), struct.Struct("<BQ")
 
-Batch = list[Piece]
-Encoded = tuple[Batch, list[np.ndarray]]  # of each piece its ids (n,)
+Batch = list[Chunk]
+Encoded = tuple[Batch, list[np.ndarray]]  # the ids of each chunk (n,)
 
 
 def usable_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def encoded(
+def encode_chunks(
     tokenizer: Tokenizer,
     saved: Path,  # the tokenizer.json of it, for the processes
-    texts: Iterable[Piece],
+    chunks: Iterable[Chunk],
     *,
     num_characters: int,
     processes: int,
 ) -> Iterator[Encoded]:
-    batches = batched(texts)
+    batches = batched(chunks)
     if processes > 1 and tokenizer.kind == "bpe" and num_characters >= WORTHWHILE:
         yield from _by_processes(saved, batches, processes)
     else:
         for batch in batches:
-            yield batch, tokenizer.encode_all([piece.text for piece in batch])
+            yield batch, tokenizer.encode_all([chunk.text for chunk in batch])
 
 
-def batched(texts: Iterable[Piece]) -> Iterator[Batch]:
+def batched(chunks: Iterable[Chunk]) -> Iterator[Batch]:
     batch, size = Batch(), 0
-    for piece in texts:
-        if batch and size + len(piece.text) > BATCH:
+    for chunk in chunks:
+        if batch and size + len(chunk.text) > BATCH:
             yield batch
             batch, size = [], 0
-        batch.append(piece)
-        size += len(piece.text)
+        batch.append(chunk)
+        size += len(chunk.text)
     if batch:
         yield batch
 
@@ -73,7 +73,7 @@ def _by_processes(saved: Path, batches: Iterator[Batch], count: int) -> Iterator
     def ask(batch: Batch) -> list[np.ndarray]:
         worker = idle.get()
         try:
-            return worker.ask([piece.text for piece in batch])
+            return worker.ask([chunk.text for chunk in batch])
         finally:
             idle.put(worker)
 

@@ -20,7 +20,7 @@ import numpy as np
 from tapeless.data.columns import is_dataset
 from tapeless.data.files import canonical_json
 from tapeless.data.read import JSONL, find_files, read_records, suffix_of
-from tapeless.data.shards import open_tokens, write_tokens
+from tapeless.data.token_files import write_tokens
 from tapeless.data.tokenizer import Tokenizer
 from tapeless.errors import DataError
 
@@ -135,7 +135,3 @@ def write_examples(folder: Path, part: str, examples: Iterable[Example], tokeniz
     for name, chunks, size in ((part, ids, tokenizer.vocab_size), (f"{part}.roles", roles, ROLES)):
         write_tokens(folder / f"{name}.bin", chunks, vocab_size=size, fingerprint=tokenizer.fingerprint)
     return Written(counted, sum(int((role & COUNTS).sum()) for role in roles))
-
-
-def open_roles(folder: Path, part: str, tokenizer: Tokenizer) -> np.ndarray:  # (n,)
-    return open_tokens(folder / f"{part}.roles.bin", tokenizer.fingerprint)

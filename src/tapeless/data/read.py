@@ -18,9 +18,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
+from tapeless.data.chunks import Chunk, document_chunks
 from tapeless.data.files import is_pickle
 from tapeless.data.packages import package
-from tapeless.data.pieces import Piece, document
 from tapeless.errors import (
     BAD_RECORD,
     BINARY_FILE,
@@ -46,13 +46,13 @@ TEXT = JSONL | PARQUET | PROSE | CODE
 BLOCK = 1 << 20  # bytes read in one go
 
 
-def read_pieces(path: str, field: str = "text") -> Iterator[Piece]:
+def read_chunks(path: str, field: str = "text") -> Iterator[Chunk]:
     """Every document of a source, one after the other. field: the one that holds the text of a record or row."""
     from tapeless.data import columns
 
     if columns.is_dataset(path):
         for text in columns.dataset_texts(path, field):
-            yield from document([text])
+            yield from document_chunks([text])
         return
     for file in find_files(path):
         suffix = suffix_of(file)
@@ -64,7 +64,7 @@ def read_pieces(path: str, field: str = "text") -> Iterator[Piece]:
             yield from read_text(file)
             continue
         for text in texts:
-            yield from document([text])
+            yield from document_chunks([text])
 
 
 def find_files(path: str) -> list[Path]:
@@ -137,12 +137,12 @@ class _Zstandard:
             raise NOT_WHOLE(path=self._path, form="zstandard", reason=error) from None
 
 
-def read_text(path: Path) -> Iterator[Piece]:
+def read_text(path: Path) -> Iterator[Chunk]:
     """One document; a file of 0 bytes is none."""
     with opened(path) as file:
         first = file.read(BLOCK)
         if first:
-            yield from document(_decoded(first, file, str(path)))
+            yield from document_chunks(_decoded(first, file, str(path)))
 
 
 def _decoded(block: bytes, file: IO[bytes], where: str) -> Iterator[str]:

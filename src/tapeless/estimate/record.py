@@ -10,7 +10,7 @@ from typing import Any
 from tapeless.bench.mfu import step_flops
 from tapeless.bench.task import num_params
 from tapeless.config import AnyModelConfig, TrainConfig
-from tapeless.data.batches import training_batches
+from tapeless.data.loader import training_batches
 from tapeless.data.prepare import prepare
 from tapeless.estimate.calibrate import calibrate, duration_of
 from tapeless.estimate.disk import disk_of

@@ -164,12 +164,12 @@ class Display:
         rows = [(ending, f"{how[ending]}, {duration(self.progress.seconds)}")]
         found = self.progress.eval
         if found:
-            windows = f"on {count(len(trainer.validation[0]), 'fixed window')} at step {found['step']:,}"
+            windows = f"on {count(len(trainer.validation), 'fixed window')} at step {found['step']:,}"
             rows.append(("validation", f"{found['val_loss']:.4f}   {numbers_beside(found)}; {windows}"))
             if trainer.best_step is not None and trainer.best_step != found["step"]:
                 rows.append(("best", f"{trainer.best_val_loss:.4f}   at step {trainer.best_step:,}"))
         assert self.beaten is not None
-        own = trainer.data.source_loss(*trainer.validation[:2])
+        own = trainer.data.source_loss(trainer.validation)
         if own is not None:
             rows.append(("source", f"{beside(own, found)}: the true source's own on the same windows"))
         return rows + [(name, beside(value, found)) for name, value in reversed(marks(trainer.data, self.beaten)[:3])]

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from tapeless.config import WEIGHTS, AnyModelConfig, SimpleLMConfig, TrainConfig, checked, nearest
-from tapeless.data.prepare import Dataset, fingerprints, open_prepared, prepare, source_hashes, without_text
+from tapeless.data.prepare import Dataset, fingerprints, open_prepared, prepare, source_hashes, tokenizer_only
 from tapeless.errors import DISK_FULL, CheckpointError, ConfigError, WriteError
 from tapeless.interop.generation import FILE as GENERATION
 from tapeless.interop.hf_import import is_hugging_face
@@ -277,5 +277,5 @@ def load(
     checkpoint = saved_weights(run, which=which, fallback=fallback, on_warning=on_warning)
     model = make_model(config.model, replace(config.train, freeze="", lora_rank=0, device=device or config.train.device))
     restore(model.params, chosen_weights(checkpoint, weights), checkpoint.path)
-    data = without_text(run.path) if config.imported else open_prepared(run.path)
+    data = tokenizer_only(run.path) if config.imported else open_prepared(run.path)
     return Loaded(model, data, config, checkpoint)

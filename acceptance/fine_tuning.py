@@ -14,7 +14,7 @@ import torch
 from claim import Claims
 from fine_tuning_worker import ALPHA, RANK, TARGETS
 from safetensors.torch import save_file
-from tapeless.data.batches import training_batches
+from tapeless.data.loader import training_batches
 from training import environment, scratch, train
 
 import tapeless

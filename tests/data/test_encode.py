@@ -52,7 +52,7 @@ def test_a_process_that_ends_is_noticed(saved: Path):
     worker = Worker(saved)
     worker._process.kill()
     worker._process.wait()
-    with pytest.raises(TapelessError, match="a tokenizing process ended by itself, with status -9"):
+    with pytest.raises(TapelessError, match="a tokenizing process ended unexpectedly with status -9"):
         worker.ask(["text"] * 100_000)
     worker.close()
 

@@ -119,5 +119,5 @@ def test_validation_is_of_its_own_documents_one_by_one(data, tmp_path: Path, cap
 def test_what_it_needs(data):
     with pytest.raises(ConfigError, match="needs a model with attention"):
         Trainer(build_model(SimpleLMConfig()), TRAIN, data)
-    with pytest.raises(ConfigError, match="needs to know where documents begin"):
+    with pytest.raises(ConfigError, match="needs data whose documents are known"):
         Trainer(build_model(MODEL), TRAIN, data._replace(train_starts=None))

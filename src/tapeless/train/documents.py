@@ -1,4 +1,4 @@
-"""Where documents begin, for a run whose attention keeps them apart.
+"""Document masking: where documents begin, for a run with document_attention.
 
 Tested by: tests/train/test_documents.py."""
 
@@ -12,11 +12,11 @@ from tapeless.model.transformer import Transformer
 
 
 def document_starts(model: AnyModel, config: TrainConfig, data: Dataset) -> tuple[np.ndarray | None, np.ndarray | None]:
-    """Where the documents of both parts begin, if attention is to keep them apart."""
+    """The first token of each document of both parts, if documents are masked."""
     if not config.document_attention:
         return None, None
     if not isinstance(model, Transformer):
-        raise ConfigError("document_attention needs a model with attention, which a SimpleLM has not; leave it out")
+        raise ConfigError("document_attention needs a model with attention, unlike SimpleLM; leave it out")
     if data.train_starts is None or data.val_starts is None:
-        raise ConfigError(f"document_attention needs to know where documents begin, which {data.source} does not tell")
+        raise ConfigError(f"document_attention needs data whose documents are known, unlike {data.source}")
     return data.train_starts, data.val_starts

@@ -4,7 +4,7 @@
     RMSNorm, LayerNorm       <x, dx> = 0 but for eps; LayerNorm also sum dx = 0
     rotation                 keeps the length of every q and k, and leaves v alone, bit for bit
     embedding                rows that no token used have a gradient of 0 exactly
-    causality                logits do not see later tokens, nor other documents that are kept apart, bit for bit
+    causality                logits do not see later tokens, nor other documents when they are masked, bit for bit
 They need no oracle and no second model, only one more pass over a few rows of the batch, beside the step: what is trained is
 the same bit for bit. A wrong kernel, a wrong build or memory that has gone bad does not keep them.
 Tested by: tests/train/test_invariants.py."""

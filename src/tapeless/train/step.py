@@ -64,8 +64,8 @@ def accumulate_gradients(
     check: False goes on behind a bad number; of transformers alone."""
     num_targets = valid_targets(targets)
     losses: list[Tensor] = []
-    for x, y, *apart in micro_batches(grad_accum, tokens, targets, *([] if documents is None else [documents])):
-        options: dict[str, Any] = {"documents": apart[0]} if apart else {}
+    for x, y, *document_ids in micro_batches(grad_accum, tokens, targets, *([] if documents is None else [documents])):
+        options: dict[str, Any] = {"documents": document_ids[0]} if document_ids else {}
         options |= {} if check else {"check": False}
         options |= {"num_targets": num_targets, "step": step, "first_sample": first_sample, "fresh": not losses}
         losses.append(model.forward_backward(x, y, **options))

@@ -2,8 +2,8 @@
 Face's `tokenizers` loads and encodes alike with; bytes and characters need no package here, BPE (bpe.py) is that package.
 
     bytes   256 ids, the values of the UTF-8 bytes          char   the sorted characters of the data
-Every id has bytes, and decoding concatenates them. Invalid UTF-8, which an untrained model generates, becomes U+FFFD; so does an
-id beyond the tokenizer's vocabulary, which a model with a larger one may sample.
+Every id has bytes, and decoding concatenates them. Invalid UTF-8, which an untrained model generates, becomes U+FFFD. So does
+an id beyond the tokenizer's vocabulary, which a model with a larger one may sample.
 Tested by: tests/data/test_tokenizer.py, against `tokenizers`."""
 
 import codecs

@@ -18,7 +18,7 @@ from training import environment, scratch, train
 
 import tapeless
 from tapeless.config import Lora, load_preset
-from tapeless.data.batches import training_batches
+from tapeless.data.loader import training_batches
 from tapeless.data.prepare import open_prepared
 from tapeless.data.tokenizer import ByteTokenizer
 from tapeless.interop.generation import Generation

@@ -16,7 +16,6 @@ from threading import current_thread, main_thread
 from typing import Any
 
 from tapeless.config import KINDS, AnyModelConfig, ModelConfig, Recipe, SimpleLMConfig, TrainConfig, preset_recipe, read_recipe
-from tapeless.data.baselines import baselines
 from tapeless.data.prepare import Dataset, open_prepared
 from tapeless.errors import ConfigError, GradientError, TapelessError
 from tapeless.estimate.disk import disk_of
@@ -135,7 +134,7 @@ def resume(
     check_packages(config.train.report_to)
     shown = make_display(display, config.train.log_every)
     with process_settings(config.train):
-        data = open_prepared(run.path, config.data["dataset_fingerprint"])
+        data = open_prepared(run.path)
         return _train(run, config, data, shown, callbacks, resume=True, fallback=fallback, changes=changes)
 
 
@@ -224,7 +223,7 @@ def _train(
         if resume:
             _restore(trainer, record, config, display, changes, fallback=fallback)
         record.listeners.append(stack.enter_context(Reporters(run, config.train.report_to)).event)
-        found = baselines(*data.counted(), data.tokenizer.vocab_size)
+        found = data.baselines()
         display.introduce(run.path, trainer, found)
         if config.train.verify and not resume:
             _check_gradients(trainer, display)

@@ -63,7 +63,7 @@ def test_a_disk_that_is_full_while_the_data_are_written(
     def full(*args: object, **options: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(prepare, "write_tokens", full)
+    monkeypatch.setattr(prepare, "token_writer", full)
     assert main(["train", "new", "--dataset-path", str(text_file), "--out-dir", str(tmp_path / "run")]) == 2
     assert "error[DISK_FULL]: " in capsys.readouterr().err
     assert not (tmp_path / "run").exists()

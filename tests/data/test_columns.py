@@ -7,14 +7,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from tapeless.data.read import read_pieces
+from tapeless.data.read import read_chunks
 from tapeless.errors import DataError
 
 TEXTS = [f"document {i}" for i in range(2500)]
 
 
 def texts(path: object, field: str = "text") -> list[str]:
-    return [piece.text for piece in read_pieces(str(path), field)]
+    return [chunk.text for chunk in read_chunks(str(path), field)]
 
 
 def code_of(path: object, field: str = "text") -> tuple[str, str]:

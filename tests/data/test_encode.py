@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from tapeless.data import encode
-from tapeless.data.encode import REPLY, Worker, batched, encoded, packed, serve
-from tapeless.data.pieces import Piece
+from tapeless.data.chunks import Chunk
+from tapeless.data.encode import REPLY, Worker, batched, encode_chunks, packed, serve
 from tapeless.data.tokenizer import CharTokenizer, make_tokenizer
 from tapeless.errors import DataError, TapelessError
 
@@ -25,8 +25,8 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_processes_give_what_one_gives(saved: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(encode, "BATCH", 500)
     tokenizer = make_tokenizer(str(saved), [], None)
-    stream = [Piece(text, True) for text in TEXTS]
-    one, two = (list(encoded(tokenizer, saved, stream, num_characters=1 << 23, processes=n)) for n in (1, 2))
+    stream = [Chunk(text, True) for text in TEXTS]
+    one, two = (list(encode_chunks(tokenizer, saved, stream, num_characters=1 << 23, processes=n)) for n in (1, 2))
     assert len(one) == len(two) > 20
     for (batch, ids), (same_batch, same_ids) in zip(one, two, strict=True):
         assert batch == same_batch
@@ -38,21 +38,21 @@ def test_processes_give_what_one_gives(saved: Path, monkeypatch: pytest.MonkeyPa
 def test_short_texts_need_no_process(saved: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(encode, "Worker", None)
     tokenizer = make_tokenizer(str(saved), [], None)
-    ((_, ids),) = encoded(tokenizer, saved, [Piece("short", True)], num_characters=5, processes=2)
+    ((_, ids),) = encode_chunks(tokenizer, saved, [Chunk("short", True)], num_characters=5, processes=2)
     assert tokenizer.decode(ids[0]) == "short"
 
 
 def test_batches_keep_the_order(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(encode, "BATCH", 10)
-    stream = [Piece("x" * n, True) for n in (3, 4, 5, 30, 1, 9, 1)]
-    assert [[len(piece.text) for piece in batch] for batch in batched(stream)] == [[3, 4], [5], [30], [1, 9], [1]]
+    stream = [Chunk("x" * n, True) for n in (3, 4, 5, 30, 1, 9, 1)]
+    assert [[len(chunk.text) for chunk in batch] for batch in batched(stream)] == [[3, 4], [5], [30], [1, 9], [1]]
 
 
 def test_a_process_that_ends_is_noticed(saved: Path):
     worker = Worker(saved)
     worker._process.kill()
     worker._process.wait()
-    with pytest.raises(TapelessError, match="a tokenizing process ended by itself, with status -9"):
+    with pytest.raises(TapelessError, match="a tokenizing process ended unexpectedly with status -9"):
         worker.ask(["text"] * 100_000)
     worker.close()
 

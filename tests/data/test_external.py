@@ -1,5 +1,6 @@
 """Token files of nanoGPT and llm.c: read as they are, and what is said of those that cannot be."""
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -7,12 +8,11 @@ import pytest
 import torch
 
 from tapeless.config import TrainConfig
-from tapeless.data.baselines import baselines
-from tapeless.data.external import open_foreign, read_header
-from tapeless.data.facts import data_facts, sample_windows
-from tapeless.data.joined import JoinedTokens
+from tapeless.data.external import open_external, read_header
+from tapeless.data.info import data_info, sample_windows
 from tapeless.data.loader import Loader, validation_windows
 from tapeless.data.prepare import Dataset, open_prepared, prepare, source_hashes
+from tapeless.data.token_files import ConcatTokens
 from tapeless.data.tokenizer import CharTokenizer
 from tapeless.errors import DataError
 
@@ -33,9 +33,16 @@ def test_they_are_read_as_they_are(tmp_path: Path, kind: str):
     path = tmp_path / "tokens.bin"
     path.write_bytes(WRITERS[kind](IDS))
     assert read_header(path) == (kind, 2000)
-    np.testing.assert_array_equal(open_foreign(path, 100), IDS)
-    with pytest.raises(DataError) as caught:
-        open_foreign(path, 50)
+    np.testing.assert_array_equal(open_external(path), IDS)
+
+
+@pytest.mark.parametrize("kind", list(WRITERS))
+def test_ids_beyond_the_vocabulary_are_refused_by_the_name_of_the_source(tmp_path: Path, kind: str):
+    folder = folder_of(tmp_path, kind)
+    CharTokenizer(chr(100 + i) for i in range(50)).save(tmp_path / "tokenizer.json")
+    config = TrainConfig(dataset_path=str(folder), tokenizer=str(tmp_path / "tokenizer.json"))
+    with pytest.raises(DataError, match=re.escape(str(folder / "train.bin"))) as caught:
+        prepare(config, 256, tmp_path / "run")
     assert caught.value.code == "BEYOND_VOCABULARY"
 
 
@@ -56,7 +63,7 @@ def test_what_is_no_token_file(tmp_path: Path, content: bytes, code: str, messag
     path = tmp_path / "tokens.bin"
     path.write_bytes(content)
     with pytest.raises(DataError) as caught:
-        open_foreign(path, 65536)
+        open_external(path)
     assert caught.value.code == code
     assert message in str(caught.value)
 
@@ -99,8 +106,8 @@ def test_a_tokenizer_has_to_be_given_and_no_pickle_is_read(tmp_path: Path):
 def shards_of(folder: Path, train: list[np.ndarray], val: list[np.ndarray], name: str = "fineweb") -> Path:
     """As llm.c writes them: the validation part has number 0."""
     folder.mkdir()
-    for part, pieces, first in (("train", train, 1), ("val", val, 0)):
-        for number, ids in enumerate(pieces, first):
+    for part, arrays, first in (("train", train, 1), ("val", val, 0)):
+        for number, ids in enumerate(arrays, first):
             (folder / f"{name}_{part}_{number:06d}.bin").write_bytes(llm_c(ids))
     return folder
 
@@ -116,22 +123,22 @@ def test_several_files_of_llm_c_are_one_stream(tmp_path: Path):
     one = taken(shards_of(tmp_path / "one", [IDS[:1800]], [IDS[1800:]]), tmp_path / "a")
     folder = shards_of(tmp_path / "many", CUTS, [IDS[1800:1900], IDS[1900:]])
     many = taken(folder, tmp_path / "b")
-    assert isinstance(many.train, JoinedTokens)
+    assert isinstance(many.train, ConcatTokens)
     assert all(isinstance(part, np.memmap) for part in many.train.parts)  # nothing is in memory
     np.testing.assert_array_equal(many.train[:], IDS[:1800])
     np.testing.assert_array_equal(many.val[:], IDS[1800:])
     assert many.bytes_per_token == one.bytes_per_token
-    assert baselines(*many.counted(), 256) == baselines(*one.counted(), 256)
+    assert many.baselines() == pytest.approx(one.baselines())
     for sample in (0, 7, 300):
         found, expected = (Loader(data.train, 16, 4, seed=3).batch(sample) for data in (many, one))
         assert all(map(torch.equal, found, expected))
-    found, expected = (validation_windows(data.val, 16) for data in (many, one))
+    found, expected = (next(validation_windows(data.val, 16).batches(99)) for data in (many, one))
     assert all(map(torch.equal, found, expected))
     assert sample_windows(many, "train", 5, 40, 0) == sample_windows(one, "train", 5, 40, 0)
     by_pattern = taken(folder / "*.bin", tmp_path / "c")
     assert by_pattern.fingerprint == many.fingerprint
     assert len(taken(folder / "fineweb_*_00000[012].bin", tmp_path / "d").train) == 700
-    assert data_facts(folder, "text") == {
+    assert data_info(folder, "text") == {
         "format": "llm.c",
         "training_files": 5,
         "training_tokens": 1800,

@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from tapeless.config import ModelConfig, TrainConfig
-from tapeless.data.batches import training_batches, validation_batch
-from tapeless.data.instructions import holds_examples, read_examples, split_examples
+from tapeless.data.baselines import token_blocks
+from tapeless.data.instructions import COUNTS, holds_examples, read_examples, split_examples
+from tapeless.data.loader import training_batches, validation_set
 from tapeless.data.prepare import Dataset, open_prepared, prepare, with_text
 from tapeless.errors import DataError
 from tapeless.model.transformer import Transformer
@@ -33,6 +34,11 @@ def prepared(folder: Path, records: list[Any], **options: Any) -> Dataset:
     path = folder / "data.jsonl"
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
     return prepare(TrainConfig(dataset_path=str(path)), 256, folder / "data", **options)
+
+
+def validation_batch(data: Dataset, seq_len: int, limit: int = 0) -> tuple[torch.Tensor, ...]:  # tokens, targets (N, T)
+    windows = validation_set(data, seq_len, limit)
+    return next(windows.batches(len(windows)))
 
 
 def read(row: torch.Tensor, targets: torch.Tensor) -> tuple[str, str]:
@@ -99,7 +105,8 @@ def test_a_prompt_has_no_influence_through_targets(tmp_path: Path):
 
 def test_what_is_counted_is_what_baselines_see(tmp_path: Path):
     data = prepared(tmp_path, PAIRS)
-    train, val = data.counted()
+    assert data.roles is not None
+    train, val = (next(token_blocks(x, r, COUNTS)()) for x, r in zip((data.train, data.val), data.roles, strict=True))
     text = bytes(np.concatenate([train, val]).tolist()).decode()
     assert sorted(text.split()) == sorted(p["completion"] for p in PAIRS)
     assert data.bytes_per_token == pytest.approx(sum(len(line) for line in bytes(val.tolist()).split()) / len(val))

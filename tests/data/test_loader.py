@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from tapeless.data.loader import Loader, validation_windows
+from tapeless.data.loader import Loader, ValidationSet, validation_windows
 from tapeless.errors import DataError
 
 T = 7
@@ -106,9 +106,13 @@ def test_too_few_tokens():
         validation_windows(TOKENS[:T], T)
 
 
+def whole(windows: ValidationSet) -> tuple[torch.Tensor, ...]:
+    return next(windows.batches(len(windows)))
+
+
 @pytest.mark.parametrize("count", [8, 9, 14, 15, 16, 100])
 def test_validation_covers_every_token_once(count: int):
-    tokens, targets = validation_windows(TOKENS[:count], T)
+    tokens, targets = whole(validation_windows(TOKENS[:count], T))
     assert tokens.shape == targets.shape == (-(-(count - 1) // T), T)
     assert targets[targets >= 0].tolist() == TOKENS[1:count].tolist()
     assert tokens[targets >= 0].tolist() == TOKENS[: count - 1].tolist()
@@ -118,14 +122,22 @@ def test_validation_covers_every_token_once(count: int):
 
 
 def test_limited_validation_is_spread_evenly():
-    tokens, targets = validation_windows(TOKENS, T)
+    tokens, targets = whole(validation_windows(TOKENS, T))
     for limit in (1, 2, 10, 71):
-        few, few_targets = validation_windows(TOKENS, T, limit)
+        few, few_targets = whole(validation_windows(TOKENS, T, limit))
         chosen = [i * len(tokens) // limit for i in range(limit)]
         torch.testing.assert_close(few, tokens[chosen])
         torch.testing.assert_close(few_targets, targets[chosen])
     for limit in (len(tokens), len(tokens) + 1, 10**6):
-        torch.testing.assert_close(validation_windows(TOKENS, T, limit)[1], targets)
+        torch.testing.assert_close(whole(validation_windows(TOKENS, T, limit))[1], targets)
+
+
+@pytest.mark.parametrize("size", [1, 3, 142, 1000])
+def test_validation_batches_are_the_whole_in_order(size: int):
+    starts = np.array([0, 4, 500])
+    windows = validation_windows(TOKENS, T, starts=starts)
+    for parts, expected in zip(zip(*windows.batches(size), strict=True), whole(windows), strict=True):
+        assert torch.cat(parts).equal(expected)
 
 
 def test_only_the_needed_part_of_a_memory_map_is_copied(tmp_path):

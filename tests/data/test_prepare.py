@@ -44,7 +44,7 @@ def test_a_file(text_file: str, tmp_path: Path, tokenizer: str, vocab_size: int 
     assert dataset.num_documents == 1
     assert dataset.source == f"{text_file}: 1 document, {len(TEXT):,} characters"
     assert dataset.floor is dataset.true_source is None
-    assert dataset.source_loss(*validation_windows(dataset.val, 32)) is None
+    assert dataset.source_loss(validation_windows(dataset.val, 32)) is None
     assert sorted(path.name for path in (tmp_path / "data").iterdir()) == [
         "data.json",
         "tokenizer.json",
@@ -99,10 +99,10 @@ def test_sources_have_a_floor(tmp_path: Path, source: MarkovSource | ArithmeticS
     for dataset in (prepare(config, None, tmp_path), open_prepared(tmp_path)):
         assert dataset.floor == source.entropy_rate
         assert dataset.bytes_per_token == 1
-        loss = dataset.source_loss(*validation_windows(dataset.val, 64))
+        loss = dataset.source_loss(validation_windows(dataset.val, 64))
         assert loss == pytest.approx(source.entropy_rate, rel=0.1)
         in_bytes = np.frombuffer(dataset.tokenizer.decode_bytes(dataset.val), np.uint8).astype(np.int64)
-        tokens, targets = validation_windows(in_bytes, 64)
+        ((tokens, targets),) = validation_windows(in_bytes, 64).batches(10**6)
         assert loss == source.loss(tokens[:, 0].numpy(), targets.numpy())
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tapeless.data import pieces, read, survey
-from tapeless.data.read import read_pieces
+from tapeless.data import chunks, read, split
+from tapeless.data.read import read_chunks
 from tapeless.errors import DataError, MissingError
 
 
@@ -21,11 +21,11 @@ def write(path: Path, content: bytes | str) -> str:
 
 def read_documents(path: str, field: str = "text") -> list[str]:
     """Whole documents, and as in training an error where there is no text."""
-    survey.survey(read_pieces(path, field), path)
+    split.index_documents(read_chunks(path, field), path)
     documents, text = [], ""
-    for piece in read_pieces(path, field):
-        text += piece.text
-        if piece.last:
+    for chunk in read_chunks(path, field):
+        text += chunk.text
+        if chunk.last:
             documents.append(text)
             text = ""
     return documents
@@ -137,12 +137,12 @@ def test_another_field(tmp_path: Path):
 
 
 @pytest.mark.parametrize("block", [4, 7, 64])
-def test_blocks_and_pieces_do_not_change_a_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int):
+def test_blocks_and_chunks_do_not_change_a_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int):
     monkeypatch.setattr(read, "BLOCK", block)
-    monkeypatch.setattr(pieces, "PIECE", 50)
+    monkeypatch.setattr(chunks, "CHUNK", 50)
     text = "naïve 漢字 🙂\nline two\r\n\n   indented\n" * 20
     path = write(tmp_path / "a.txt", "\ufeff" + text)
-    assert len(list(read_pieces(path))) > 5
+    assert len(list(read_chunks(path))) > 5
     assert read_documents(path) == [text]
     broken = write(tmp_path / "b.txt", text.encode() + b"\xff")
     with pytest.raises(DataError, match=f"byte 0xff at offset {len(text.encode())} is not UTF-8"):

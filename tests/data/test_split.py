@@ -1,4 +1,4 @@
-"""The split depends on contents alone, and neither part is ever empty."""
+"""The index of a source, and its two parts: the split depends on contents alone, and neither part is ever empty."""
 
 import hashlib
 import random
@@ -6,7 +6,23 @@ import random
 import numpy as np
 import pytest
 
-from tapeless.data.split import cut_of, held_out, num_copies, unseen
+from tapeless.data.chunks import Chunk
+from tapeless.data.split import (
+    TRAIN,
+    VAL,
+    DocumentIndex,
+    DocumentSource,
+    Selection,
+    all_documents,
+    cut_of,
+    held_out,
+    index_documents,
+    num_copies,
+    split_source,
+    unseen,
+    unseen_documents,
+)
+from tapeless.errors import DataError
 
 WORDS = [f"document {i} " + "word " * (20 + i % 7) for i in range(200)]
 
@@ -77,3 +93,90 @@ def test_copies_are_counted():
 def test_what_is_trained_on_is_not_validated_on():
     fresh = unseen(digests(["a", "new", "b", "new", "c"]), digests(["b", "x", "a", "a"]))
     assert fresh.tolist() == [False, True, False, False, True]
+
+
+def source(*texts: str) -> DocumentSource:
+    return lambda: (Chunk(text, True) for text in texts)
+
+
+def text_of(selection: Selection, part: int) -> str:
+    return "".join(chunk.text for chunk in selection.chunks() if chunk.part == part)
+
+
+def both(source: DocumentSource) -> tuple[str, str]:  # training, validation
+    selection = split_source(source, index_of(source))
+    return text_of(selection, TRAIN), text_of(selection, VAL)
+
+
+def index_of(source: DocumentSource) -> DocumentIndex:
+    return index_documents(source(), "")
+
+
+def test_an_index():
+    stream = [Chunk("ab", False), Chunk("c", True), Chunk(" ", False), Chunk("\n", True), Chunk("é", True)]
+    found = index_documents(stream, "name")
+    assert found.sizes.tolist() == [3, 2, 1]
+    assert found.blank.tolist() == [False, True, False]
+    assert found.digests[0].tobytes() == hashlib.sha256(b"abc").digest()
+    assert found.fingerprint == index_documents(source("abc", "é")(), "elsewhere").fingerprint
+
+
+@pytest.mark.parametrize(("texts", "code"), [((), "EMPTY_DATA"), ((" ", "\n"), "ONLY_WHITESPACE")])
+def test_nothing_to_train_on(texts: tuple[str, ...], code: str):
+    with pytest.raises(DataError) as caught:
+        index_documents(source(*texts)(), "a.txt")
+    assert caught.value.code == code
+
+
+def test_one_document_gives_its_last_tenth():
+    text = "".join(chr(97 + i % 26) for i in range(1005))
+    one = source(text)
+    training, validation = both(one)
+    assert training == text[:904]
+    assert validation == text[904:]
+
+
+def test_copies_of_one_text_are_split_within_it():
+    text = "0123456789" * 3
+    two = source(text, " ", text)
+    training, validation = both(two)
+    assert training == f"{text[:27]}\n\n{text[:27]}"
+    assert validation == text[27:]
+
+
+def test_joining():
+    docs = source("a" * 30, "b" * 30 + "\n", "   ", "c" * 30, "x")
+    training, validation = both(docs)
+    assert training == f"{'a' * 30}\n\n{'b' * 30}\n\n{'c' * 30}"
+    assert validation == "x"
+    selection = split_source(docs, index_of(docs))
+    assert (selection.num_characters(TRAIN), selection.num_characters(VAL)) == (91, 1)
+
+
+def test_a_long_document_is_cut_inside_a_chunk():
+    def chunked():
+        return iter([Chunk("abc\n", False), Chunk("defghi\n", False), Chunk("jklmnopqr\n", True)])
+
+    assert both(chunked) == ("abc\ndefghi\njklmnop", "qr\n")
+
+
+def test_validation_text_that_is_also_trained_on_is_dropped():
+    training, validation = source("one", "two", "three"), source("two", "four", " ", "four", "five")
+    wanted, dropped = unseen_documents(index_of(training), index_of(validation))
+    assert text_of(all_documents(training, index_of(training), TRAIN), TRAIN) == "one\n\ntwo\n\nthree"
+    selection = all_documents(validation, index_of(validation), VAL, wanted)
+    assert (text_of(selection, TRAIN), text_of(selection, VAL)) == ("", "four\n\nfive")
+    assert dropped == 2
+    with pytest.raises(DataError, match="every validation document is also in the training text"):
+        unseen_documents(index_of(training), index_of(source("two")))
+
+
+def test_a_source_that_changes_is_noticed():
+    versions = iter([["first", "second"], ["first", "other"]])
+
+    def changing():
+        return (Chunk(text, True) for text in next(versions))
+
+    selection = all_documents(changing, index_of(changing), TRAIN)
+    with pytest.raises(DataError, match="document 2 was altered while it was read"):
+        text_of(selection, TRAIN)

@@ -51,7 +51,7 @@ def test_it_is_evaluated_beside_the_weights(run: RunDir):
     for which in ("raw", "ema"):
         model, data, train, _ = runs.load(run.path, weights=which, on_warning=pytest.fail)
         windows = Trainer(model, train.train, data).validation
-        again = evaluate(model, *windows, data.bytes_per_token)
+        again = evaluate(model, windows, data.bytes_per_token)
         assert again is not None
         assert found[-1]["val_loss" if which == "raw" else "ema_val_loss"] == again.val_loss
     assert all(event["ema_val_loss"] != event["val_loss"] for event in found)

@@ -41,7 +41,7 @@ def test_ids_of_documents_and_targets_inside_them():
     ends = np.isin(at + 1, starts)
     np.testing.assert_array_equal(y.numpy(), np.where(ends, IGNORED, at + 1))
     assert ends.any()
-    x, y, documents = validation_windows(tokens, 30, starts=starts)
+    ((x, y, _),) = validation_windows(tokens, 30, starts=starts).batches(4)
     assert y[-1, -1] == IGNORED  # filled up
     assert set(x[y == IGNORED].tolist()) == {4, 29, 30, 69, 99}
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from tapeless.config import ModelConfig, SimpleLMConfig
+from tapeless.data.loader import ValidationSet
 from tapeless.model.build import build_model
 from tapeless.training import evaluate as module
 from tapeless.training.evaluate import accuracy, evaluate
@@ -24,13 +25,17 @@ def windows() -> tuple[Tensor, Tensor]:
     return tokens, targets
 
 
+def validation(tokens: Tensor, targets: Tensor) -> ValidationSet:  # (N, T)
+    return ValidationSet(lambda which: (tokens[which], targets[which]), N, T)
+
+
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("rows", [1, 2, 4, 100])
 def test_the_mean_over_valid_targets_by_another_formula(name: str, rows: int, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(module, "TOKENS", rows * T)
     model = build_model(MODELS[name], dtype="float64")
     tokens, targets = windows()
-    found = evaluate(model, tokens, targets, bytes_per_token=1.5)
+    found = evaluate(model, validation(tokens, targets), bytes_per_token=1.5)
     assert found is not None
     p = torch.softmax(model.logits(tokens), -1).flatten(0, 1)
     valid = targets.flatten() >= 0
@@ -46,7 +51,7 @@ def test_nothing_is_dropped_out_and_nothing_changes():
     model.forward(tokens, targets, step=1)
     model.backward()
     params, grads = model.store.flat.clone(), model.store.flat_grads.clone()
-    assert evaluate(model, tokens, targets, 1.0) == evaluate(plain, tokens, targets, 1.0)
+    assert evaluate(model, validation(tokens, targets), 1.0) == evaluate(plain, validation(tokens, targets), 1.0)
     assert torch.equal(model.store.flat, params)
     assert torch.equal(model.store.flat_grads, grads)
 
@@ -60,15 +65,15 @@ def test_a_stop_is_asked_for_before_every_piece(monkeypatch: pytest.MonkeyPatch)
         asked.append(1)
         return len(asked) == 3
 
-    assert evaluate(model, *windows(), 1.0, stopped=stopped) is None
+    assert evaluate(model, validation(*windows()), 1.0, stopped=stopped) is None
     assert len(asked) == 3
-    assert evaluate(model, *windows(), 1.0, stopped=lambda: False) is not None
+    assert evaluate(model, validation(*windows()), 1.0, stopped=lambda: False) is not None
 
 
 def test_a_hopeless_loss_has_a_perplexity():
     model = build_model(replace(MODEL, tie_embeddings=True), dtype="float64")
     model.params["embed.w"][:] *= 1e5
-    found = evaluate(model, *windows(), 1.0)
+    found = evaluate(model, validation(*windows()), 1.0)
     assert found is not None
     assert found.val_loss > 700
     assert found.perplexity == math.inf
@@ -80,8 +85,8 @@ def test_accuracy_is_the_share_of_likeliest_predictions(rows: int, monkeypatch: 
     model = build_model(MODEL)
     tokens, _ = windows()
     likeliest = model.logits(tokens).argmax(-1)
-    assert accuracy(model, tokens, likeliest) == 1.0
-    assert accuracy(model, tokens, (likeliest + 1) % V) == 0.0
+    assert accuracy(model, validation(tokens, likeliest)) == (1.0, N * T)
+    assert accuracy(model, validation(tokens, (likeliest + 1) % V)) == (0.0, N * T)
     half = torch.where(torch.arange(T) % 2 == 0, likeliest, (likeliest + 1) % V)
     half[2] = -100
-    assert accuracy(model, tokens, half) == 0.5
+    assert accuracy(model, validation(tokens, half)) == (0.5, (N - 1) * T)

@@ -49,22 +49,22 @@ def run_prepare(args: argparse.Namespace) -> int:
     if args.out.exists() and (not args.out.is_dir() or any(args.out.iterdir())):
         raise ConfigError(f"--out {args.out} already exists and is not empty; choose another")
 
-    from tapeless.data.facts import prepared_facts
+    from tapeless.data.info import prepared_info
     from tapeless.data.prepare import prepare
 
     try:
-        prepare(config, args.vocab_size, args.out, processes=args.processes)
+        data = prepare(config, args.vocab_size, args.out, processes=args.processes)
     except BaseException:  # also Ctrl-C: incomplete output would block the next attempt
         shutil.rmtree(args.out, ignore_errors=True)
         raise
-    show(prepared_facts(args.out), as_json=args.json)
+    show(prepared_info(data, args.out), as_json=args.json)
     return 0
 
 
 def run_info(args: argparse.Namespace) -> int:
-    from tapeless.data.facts import data_facts
+    from tapeless.data.info import data_info
 
-    show(data_facts(args.source, text_field(args)), as_json=args.json)
+    show(data_info(args.source, text_field(args)), as_json=args.json)
     return 0
 
 
@@ -72,7 +72,7 @@ def run_sample(args: argparse.Namespace) -> int:
     if min(args.count, args.tokens) < 1:
         raise ConfigError(f"--count and --tokens must be at least 1, got {args.count} and {args.tokens}")
 
-    from tapeless.data.facts import sample_windows
+    from tapeless.data.info import sample_windows
     from tapeless.data.prepare import open_prepared
 
     windows = sample_windows(open_prepared(args.source), args.part, args.count, args.tokens, args.seed)

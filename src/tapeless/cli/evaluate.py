@@ -24,9 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from tapeless.data.baselines import baselines
-    from tapeless.data.batches import validation_batch
-    from tapeless.data.loader import IGNORED
+    from tapeless.data.loader import validation_set
     from tapeless.data.prepare import with_text
     from tapeless.training.evaluate import accuracy, evaluate
     from tapeless.training.runs import load
@@ -38,19 +36,18 @@ def run(args: argparse.Namespace) -> int:
     elif config.imported:
         raise UsageError(f"{args.run_dir} was imported and has no validation text; pass --dataset-path")
     starts = data.val_starts if config.train.document_attention else None
-    tokens, targets, *ids = validation_batch(data, config.train.seq_len or 1, starts=starts)
-    documents = ids[0] if ids else None
-    found = evaluate(model, tokens, targets, data.bytes_per_token, documents=documents)
+    windows = validation_set(data, config.train.seq_len or 1, starts=starts)
+    found = evaluate(model, windows, data.bytes_per_token)
     assert found is not None
-    compared = {} if config.imported else baselines(*data.counted(), data.tokenizer.vocab_size)._asdict()
+    share, num_targets = accuracy(model, windows)
     facts = {
         "step": checkpoint.state["step"],
-        "tokens": int((targets != IGNORED).sum()),
+        "tokens": num_targets,
         **found._asdict(),
-        "accuracy": accuracy(model, tokens, targets, documents),
-        **{name: float(x) for name, x in compared.items()},
+        "accuracy": share,
+        **({} if config.imported else data.baselines()._asdict()),
         "floor": data.floor,
-        "source_loss": data.source_loss(tokens, targets),
+        "source_loss": data.source_loss(windows),
     }
     if args.json:
         print(json.dumps(facts))

@@ -38,28 +38,28 @@ def run_train(args: argparse.Namespace) -> int:
     if args.out.exists():
         raise ConfigError(f"--out {args.out} already exists; choose another")
 
-    from tapeless.data.facts import text_facts, tokenizer_facts
-    from tapeless.data.read import read_pieces
-    from tapeless.data.survey import survey
+    from tapeless.data.info import text_info, tokenizer_info
+    from tapeless.data.read import read_chunks
+    from tapeless.data.split import index_documents
     from tapeless.data.tokenizer import make_tokenizer
 
     field = text_field(args)
-    survey(read_pieces(args.source, field), args.source)  # raises for an empty source
-    tokenizer = make_tokenizer(args.kind, (piece.text for piece in read_pieces(args.source, field)), args.vocab_size)
+    index_documents(read_chunks(args.source, field), args.source)  # raises for an empty source
+    tokenizer = make_tokenizer(args.kind, (chunk.text for chunk in read_chunks(args.source, field)), args.vocab_size)
     tokenizer.save(args.out)
-    facts = tokenizer_facts(tokenizer) | {"text": args.source} | text_facts(tokenizer, read_pieces(args.source, field))
+    facts = tokenizer_info(tokenizer) | {"text": args.source} | text_info(tokenizer, read_chunks(args.source, field))
     show(facts, as_json=args.json)
     return 0
 
 
 def run_info(args: argparse.Namespace) -> int:
-    from tapeless.data.facts import text_facts, tokenizer_facts
-    from tapeless.data.read import read_pieces
+    from tapeless.data.info import text_info, tokenizer_info
+    from tapeless.data.read import read_chunks
     from tapeless.data.tokenizer import ByteTokenizer, load_tokenizer
 
     tokenizer = ByteTokenizer() if args.tokenizer == "bytes" else load_tokenizer(Path(args.tokenizer))
-    facts = tokenizer_facts(tokenizer)
+    facts = tokenizer_info(tokenizer)
     if args.text is not None:
-        facts |= {"text": args.text} | text_facts(tokenizer, read_pieces(args.text, text_field(args)))
+        facts |= {"text": args.text} | text_info(tokenizer, read_chunks(args.text, text_field(args)))
     show(facts, as_json=args.json)
     return 0

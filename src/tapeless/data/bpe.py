@@ -2,28 +2,37 @@
 
 Training uses GPT-2's split pattern, the one that llama.cpp also knows (tokenizer.ggml.pre = "gpt-2"), and no special
 tokens. Ties between pairs are broken by their ids, so that the same text gives the same merges.
-Tested by: tests/data/test_tokenizer.py."""
+
+Tokenizers with GPT-2's split pattern encode word by word, with a cache of each word's ids. The package splits, looks up and
+merges 4 MB per second on one core; Python's own regular expression and a dictionary are eight times as fast. A word alone is
+not split further, so the package's ids for it are valid in any text. What counts as a letter or digit beyond ASCII depends on
+the version of Unicode, and added tokens have rules of their own: lines and texts with any of those are left to the package.
+Tested by: tests/data/test_tokenizer.py, tests/data/test_word_cache.py."""
 
 import json
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
 from typing import Any
 
 import numpy as np
 
-from tapeless.data.packages import package
+from tapeless.data.packages import require_package
 from tapeless.data.tokenizer import StreamDecoder, Tokenizer, byte_symbols, utf8
-from tapeless.data.words import Words, by_package, cuts_as_gpt2, ids_of, repeats_itself
 from tapeless.errors import DataError
 
-MOST_IDS = 1 << 22  # a table has a place for each: a stray id of four billion must not make one
+MAX_IDS = 1 << 22  # the table has an entry for each: a stray id of four billion must not allocate one
+WORD = re.compile(r"'(?:[stmd]|re|ve|ll)| ?[A-Za-z]+| ?[0-9]+| ?[^\sA-Za-z0-9]+|\s+(?!\S)|\s+", re.ASCII)
+LINE = re.compile(r"(?<=\S)(?=\n)")  # no word spans the end of a line after a visible character
+CACHED_WORDS, CACHED_LENGTH = 1 << 16, 64  # at most, in words and characters of one: about 9 MB with words of 12
 
 
 def tokenizers_package() -> Any:
-    return package("tokenizers", "this tokenizer")
+    return require_package("tokenizers", "this tokenizer")
 
 
 class BpeTokenizer(Tokenizer):
-    """A tokenizer.json of any make. Where it is byte-level the bytes of each id are known, else only decoded text is."""
+    """Any tokenizer.json. If it is byte-level the bytes of each id are known, otherwise only decoded text is."""
 
     kind = "bpe"
 
@@ -32,7 +41,7 @@ class BpeTokenizer(Tokenizer):
         _check_merges(spec["model"], where)
         try:
             self.backend = package.Tokenizer.from_str(json.dumps(spec))
-        except BaseException as error:  # the package raises nothing narrower, and where its Rust panics not even an Exception
+        except BaseException as error:  # the package raises nothing narrower, and a Rust panic is not even an Exception
             if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
                 raise
             raise DataError(f"{where}: the package `tokenizers` cannot load it: {str(error)[:200]!r}") from None
@@ -41,8 +50,8 @@ class BpeTokenizer(Tokenizer):
         vocab = self.backend.get_vocab(with_added_tokens=True)
         if not vocab:
             raise DataError(f"{where}: its vocabulary is empty")
-        if max(vocab.values()) >= MOST_IDS:
-            raise DataError(f"{where}: it has the id {max(vocab.values())}; a model has at most {MOST_IDS} ids")
+        if max(vocab.values()) >= MAX_IDS:
+            raise DataError(f"{where}: it has the id {max(vocab.values())}; a model has at most {MAX_IDS} ids")
         added = {token.content for token in self.backend.get_added_tokens_decoder().values()}
         byte_of = {symbol: byte for byte, symbol in enumerate(byte_symbols())}
         table = [b""] * (max(vocab.values()) + 1)
@@ -52,7 +61,7 @@ class BpeTokenizer(Tokenizer):
         super().__init__(table, spec)
         decoder = spec.get("decoder")
         self.byte_level = isinstance(decoder, dict) and decoder.get("type") == "ByteLevel"
-        self.words = Words(self.backend) if cuts_as_gpt2(spec) and repeats_itself(spec) else None
+        self.word_cache = WordCache(self.backend) if uses_gpt2_split(spec) and is_context_free(spec) else None
 
     def encode(self, text: str) -> np.ndarray:  # (n,) int64
         utf8(text)
@@ -65,8 +74,8 @@ class BpeTokenizer(Tokenizer):
     def encode_all(self, texts: Sequence[str]) -> list[np.ndarray]:  # (n,) int64 each
         for text in texts:
             utf8(text)
-        if self.words is not None:
-            return self.words.encode_all(texts)
+        if self.word_cache is not None:
+            return self.word_cache.encode_all(texts)
         return list(map(ids_of, by_package(self.backend, texts)))
 
     def decode_bytes(self, ids: Iterable[int]) -> bytes:
@@ -79,20 +88,20 @@ class BpeTokenizer(Tokenizer):
 
 
 def _check_merges(model: dict[str, Any], where: str) -> None:
-    """Each merge makes a token of the vocabulary; on some that do not, the package panics instead of raising."""
+    """Each merge must produce a token of the vocabulary; on some that do not, the package panics instead of raising."""
     merges, vocab, prefix = model.get("merges"), model.get("vocab"), model.get("continuing_subword_prefix") or ""
     if not isinstance(merges, list) or not isinstance(vocab, dict) or not isinstance(prefix, str):
-        return  # not BPE, or nothing that the package would take for it
+        return  # not BPE, or the package rejects it
     for merge in merges:
         halves = merge.split(" ") if isinstance(merge, str) else merge
         if not isinstance(halves, list) or len(halves) != 2 or not all(isinstance(half, str) for half in halves):
-            continue  # which the package says itself
+            continue  # the package reports it
         if not halves[1].startswith(prefix) or halves[0] + halves[1].removeprefix(prefix) not in vocab:
-            raise DataError(f"{where}: the merge {merge!r:.80} makes no token of its vocabulary")
+            raise DataError(f"{where}: the merge {merge!r:.80} produces no token of its vocabulary")
 
 
 class BackendStream(StreamDecoder):
-    """For tokenizers whose ids have no bytes of their own (a space may depend on the neighbours)."""
+    """For tokenizers whose ids have no bytes of their own (a space may depend on neighbouring ids)."""
 
     def __init__(self, tokenizer: BpeTokenizer):
         super().__init__(tokenizer)
@@ -101,6 +110,65 @@ class BackendStream(StreamDecoder):
 
     def push(self, token: int) -> str:
         return self._steps.step(self._backend, int(token)) or ""
+
+
+def uses_gpt2_split(spec: dict[str, Any]) -> bool:
+    """Whether a tokenizer.json splits text into words as GPT-2 does."""
+    before = spec.get("pre_tokenizer") or {}
+    return before.get("type") == "ByteLevel" and before.get("use_regex", True) and not before.get("add_prefix_space")
+
+
+def is_context_free(spec: dict[str, Any]) -> bool:
+    """Whether the ids of a word depend on nothing but the word."""
+    return not spec.get("normalizer") and not spec["model"].get("dropout")
+
+
+def ids_of(encoding: Any) -> np.ndarray:  # (n,) int64
+    return np.array(encoding.ids, np.int64)
+
+
+def by_package(backend: Any, texts: Sequence[str]) -> list[Any]:  # tokenizers.Encoding
+    return backend.encode_batch_fast(list(texts), add_special_tokens=False)  # without offsets
+
+
+class WordCache(dict[str, bytes]):
+    """From a word to its ids, as consecutive 32-bit integers."""
+
+    def __init__(self, backend: Any):  # tokenizers.Tokenizer
+        super().__init__()
+        self.backend = backend
+        self.added = [token.content for token in backend.get_added_tokens_decoder().values()]
+        self.starts = {token[:1] for token in self.added}
+
+    def __missing__(self, word: str) -> bytes:
+        found = ids_of(*by_package(self.backend, [word])).astype(np.uint32).tobytes()
+        if len(word) <= CACHED_LENGTH:
+            if len(self) >= CACHED_WORDS:
+                self.clear()  # instead of keeping only the words that were read first
+            self[word] = found
+        return found
+
+    def encode_all(self, texts: Sequence[str]) -> list[np.ndarray]:  # (n,) int64 each
+        split = [list(self._blocks(text)) for text in texts]
+        others = [block for blocks in split for by_word, block in blocks if not by_word]
+        encodings = iter(by_package(self.backend, others))
+        return [
+            np.concatenate([self._ids(block) if by_word else ids_of(next(encodings)) for by_word, block in blocks])
+            for blocks in split
+        ]
+
+    def _blocks(self, text: str) -> Iterator[tuple[bool, str]]:
+        """The blocks of a text, and whether each is encoded word by word."""
+        if any(start in text for start in self.starts) and any(token in text for token in self.added):
+            yield False, text
+        elif text.isascii():
+            yield True, text
+        else:
+            for by_word, lines in groupby(LINE.split(text), str.isascii):
+                yield by_word, "".join(lines)
+
+    def _ids(self, block: str) -> np.ndarray:  # (n,) int64
+        return np.frombuffer(b"".join(map(self.__getitem__, WORD.findall(block))), np.uint32).astype(np.int64)
 
 
 def train_bpe(texts: Iterable[str], vocab_size: int | None) -> BpeTokenizer:

@@ -1,7 +1,7 @@
 """Text in columns: Parquet, and datasets of Hugging Face, saved to disk or by name (`hf:owner/name`, `hf:owner/name#split`).
 
 Parquet and what `save_to_disk` wrote (Arrow files) are read by the package `pyarrow`, a batch of rows at a time; a dataset by
-name is loaded by the package `datasets`, which downloads and keeps it. Both packages are optional.
+name is loaded by the package `datasets`, which downloads and caches it. Both packages are optional.
 Tested by: tests/data/test_columns.py."""
 
 import json
@@ -10,21 +10,17 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from tapeless.data.packages import package
+from tapeless.data.packages import require_package
 from tapeless.errors import BAD_RECORD, NO_COLUMN, NOT_WHOLE, DataError
 
 BY_NAME = "hf:"
-ROWS = 1000  # in one go
+ROWS = 1000  # at a time
 
 
 def is_dataset(path: str) -> bool:
     """Whether a source is a dataset of Hugging Face: by name, or a folder that `save_to_disk` wrote."""
-    saved = any(os.path.isfile(os.path.join(path, name)) for name in ("dataset_dict.json", "state.json"))
-    return path.startswith(BY_NAME) or (saved and _has_arrow(path))
-
-
-def _has_arrow(path: str) -> bool:
-    return os.path.isfile(os.path.join(path, "dataset_dict.json")) or os.path.isfile(os.path.join(path, "dataset_info.json"))
+    has = {name: os.path.isfile(os.path.join(path, f"{name}.json")) for name in ("dataset_dict", "dataset_info", "state")}
+    return path.startswith(BY_NAME) or has["dataset_dict"] or (has["state"] and has["dataset_info"])
 
 
 def dataset_texts(path: str, field: str) -> Iterator[str]:
@@ -34,7 +30,7 @@ def dataset_texts(path: str, field: str) -> Iterator[str]:
 
 
 def parquet_texts(path: Path, field: str) -> Iterator[str]:
-    arrow = package("pyarrow", path)
+    arrow = require_package("pyarrow", path)
     import pyarrow.parquet as parquet
 
     try:
@@ -52,11 +48,11 @@ def _saved_texts(folder: Path, field: str) -> Iterator[str]:
         raise DataError(
             f"{folder}: holds the splits {', '.join(splits)}; give one, such as {folder / splits[0]}, and another as --val-path"
         )
-    arrow = package("pyarrow", folder)
+    arrow = require_package("pyarrow", folder)
     import pyarrow.ipc as ipc
 
     for entry in json.loads((folder / "state.json").read_text(encoding="utf-8"))["_data_files"]:
-        path = folder / Path(entry["filename"]).name  # a plain name: the file beside state.json and no other
+        path = folder / Path(entry["filename"]).name  # the name alone: only a file next to state.json
         try:
             with arrow.memory_map(str(path)) as file, ipc.open_stream(file) as reader:
                 check_column(path, field, reader.schema)
@@ -66,7 +62,7 @@ def _saved_texts(folder: Path, field: str) -> Iterator[str]:
 
 
 def _named_texts(path: str, field: str) -> Iterator[str]:
-    datasets = package("datasets", path)
+    datasets = require_package("datasets", path)
     name, _, split = path.removeprefix(BY_NAME).partition("#")
     try:
         rows = datasets.load_dataset(name, split=split or "train")
@@ -84,11 +80,9 @@ def check_column(path: Path, field: str, schema: Any) -> None:
 
 
 def _texts(path: Path, field: str, batches: Iterable[Any]) -> Iterator[str]:
-    number = 0
-    for batch in batches:
-        for value in batch.column(0).to_pylist():
-            yield _checked(path, field, number, value)
-            number += 1
+    values = (value for batch in batches for value in batch.column(0).to_pylist())
+    for number, value in enumerate(values):
+        yield _checked(path, field, number, value)
 
 
 def _checked(path: Path | str, field: str, number: int, value: Any) -> str:

@@ -1,8 +1,8 @@
-"""Corpora that every Python brings along, so that the first run needs no download.
+"""Corpora that come with every Python, so that the first run needs no download.
 
     stdlib        the sources of the running interpreter's standard library, a document each
-    stdlib-docs   their English: the docstrings of each file, and the help topics of `help()`
-Left aside: tests, other people's packages, tables (codecs, the build's configuration), and what some systems cut out (idlelib,
+    stdlib-docs   their prose: the docstrings of each file, and the help topics of `help()`
+Excluded: tests, third-party packages, tables (codecs, the build's configuration), and what some systems remove (idlelib,
 tkinter …), so that most machines of one Python version have the same corpus. At most LIMIT characters: files are taken in the
 order of a hash of their path, which spreads the cut over the alphabet, and listed by path.
 Tested by: tests/data/test_corpora.py."""
@@ -70,17 +70,17 @@ def strings(source: str) -> str:
 
 def _paths(root: Path) -> Iterator[str]:  # relative, with forward slashes
     for folder, folders, names in os.walk(root):
-        folders[:] = set(folders) - SKIPPED_FOLDERS  # not even looked into: site-packages may hold 100,000 files
+        folders[:] = set(folders) - SKIPPED_FOLDERS  # not even listed: site-packages may hold 100,000 files
         for name in names:
             if name.endswith(".py") and not name.startswith(SKIPPED_FILES):
                 yield Path(folder, name).relative_to(root).as_posix()
 
 
 def _source(path: Path) -> str:
-    with tokenize.open(path) as file:  # heeds the encoding that the file declares
+    with tokenize.open(path) as file:  # uses the encoding that the file declares
         return file.read()
 
 
 def _parse(source: str) -> ast.Module:
-    with warnings.catch_warnings(action="ignore"):  # old escapes in strings are not our business
+    with warnings.catch_warnings(action="ignore"):  # deprecated escapes in strings
         return ast.parse(source)

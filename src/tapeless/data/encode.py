@@ -1,10 +1,10 @@
-"""Tokenizing many texts, in their order, on all cores: processes of this same file, fed and read through their pipes.
+"""Tokenizing many texts, in order, on all cores: worker processes run this file and communicate through pipes.
 
     request   u64 texts, u64 size, the bytes of each text as u64, the texts in UTF-8
-    reply     u8 failed, u64 size, as u32 the counts and then the ids of all texts; or why it failed
-Each process answers one request at a time, and no more than two per process are under way, so the memory does not grow with
-the text. Which process had which text does not matter to the result. Bytes and characters are faster than a pipe, and a short
-text is done before a process has begun: those are tokenized here. A process ends when its pipe does, however we ended.
+    reply     u8 failed, u64 size, as u32 the counts and then the ids of all texts; or the error message
+Each worker answers one request at a time, and at most two per worker are in flight, so memory does not grow with the text. The
+result does not depend on which worker had which text. Byte and character tokenizers are faster than a pipe, and a short text is
+done before a process has started: those are tokenized in this process. A worker ends when its pipe is closed.
 Tested by: tests/data/test_encode.py."""
 
 import contextlib
@@ -23,46 +23,46 @@ from typing import IO
 
 import numpy as np
 
-from tapeless.data.pieces import Piece
+from tapeless.data.chunks import Chunk
 from tapeless.data.tokenizer import Tokenizer, load_tokenizer, utf8
 from tapeless.errors import DataError, TapelessError
 
-BATCH = 1 << 18  # characters in a request, unless one piece alone has more
-WORTHWHILE = 1 << 22  # characters from which on processes are begun
+BATCH = 1 << 18  # characters in a request, unless one chunk alone has more
+WORTHWHILE = 1 << 22  # characters from which on worker processes are used
 REQUEST, REPLY = struct.Struct("<QQ"), struct.Struct("<BQ")
 
-Batch = list[Piece]
-Encoded = tuple[Batch, list[np.ndarray]]  # of each piece its ids (n,)
+Batch = list[Chunk]
+Encoded = tuple[Batch, list[np.ndarray]]  # the ids of each chunk (n,)
 
 
 def usable_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def encoded(
+def encode_chunks(
     tokenizer: Tokenizer,
-    saved: Path,  # the tokenizer.json of it, for the processes
-    texts: Iterable[Piece],
+    saved: Path,  # its tokenizer.json, for the workers
+    chunks: Iterable[Chunk],
     *,
     num_characters: int,
     processes: int,
 ) -> Iterator[Encoded]:
-    batches = batched(texts)
+    batches = batched(chunks)
     if processes > 1 and tokenizer.kind == "bpe" and num_characters >= WORTHWHILE:
         yield from _by_processes(saved, batches, processes)
     else:
         for batch in batches:
-            yield batch, tokenizer.encode_all([piece.text for piece in batch])
+            yield batch, tokenizer.encode_all([chunk.text for chunk in batch])
 
 
-def batched(texts: Iterable[Piece]) -> Iterator[Batch]:
+def batched(chunks: Iterable[Chunk]) -> Iterator[Batch]:
     batch, size = Batch(), 0
-    for piece in texts:
-        if batch and size + len(piece.text) > BATCH:
+    for chunk in chunks:
+        if batch and size + len(chunk.text) > BATCH:
             yield batch
             batch, size = [], 0
-        batch.append(piece)
-        size += len(piece.text)
+        batch.append(chunk)
+        size += len(chunk.text)
     if batch:
         yield batch
 
@@ -73,7 +73,7 @@ def _by_processes(saved: Path, batches: Iterator[Batch], count: int) -> Iterator
     def ask(batch: Batch) -> list[np.ndarray]:
         worker = idle.get()
         try:
-            return worker.ask([piece.text for piece in batch])
+            return worker.ask([chunk.text for chunk in batch])
         finally:
             idle.put(worker)
 
@@ -84,7 +84,7 @@ def _by_processes(saved: Path, batches: Iterator[Batch], count: int) -> Iterator
         with ThreadPoolExecutor(count) as threads:
             waiting: deque[tuple[Batch, Future[list[np.ndarray]]]] = deque()
             try:
-                for batch in itertools.chain(batches, [None] * 2 * count):  # the last ones only empty the queue
+                for batch in itertools.chain(batches, [None] * 2 * count):  # the last ones drain the queue
                     if batch is not None:
                         waiting.append((batch, threads.submit(ask, batch)))
                     if waiting and (batch is None or len(waiting) >= 2 * count):
@@ -98,7 +98,7 @@ def _by_processes(saved: Path, batches: Iterator[Batch], count: int) -> Iterator
 
 
 class Worker:
-    """One process, as it is seen from here."""
+    """The parent's side of one worker process."""
 
     def __init__(self, saved: Path):
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "TOKENIZERS_PARALLELISM": "false"}
@@ -129,7 +129,7 @@ class Worker:
         return np.split(ids, np.cumsum(counts)[:-1])
 
     def _ended(self) -> TapelessError:
-        return TapelessError(f"a tokenizing process ended by itself, with status {self._process.wait()}; try --processes 1")
+        return TapelessError(f"a tokenizing process ended unexpectedly with status {self._process.wait()}; try --processes 1")
 
     def close(self) -> None:
         assert self._process.stdin is not None
@@ -148,7 +148,7 @@ def packed(texts: list[str]) -> bytes:
 
 
 def serve(tokenizer: Tokenizer, requests: IO[bytes], replies: IO[bytes]) -> None:
-    """The other side: answer until there are no more requests."""
+    """The worker's side: answer until there are no more requests."""
     while header := requests.read(REQUEST.size):
         count, size = REQUEST.unpack(header)
         ends = np.cumsum(np.frombuffer(requests.read(8 * count), "<u8").astype(np.int64)).tolist()
@@ -164,7 +164,7 @@ def serve(tokenizer: Tokenizer, requests: IO[bytes], replies: IO[bytes]) -> None
 
 
 def _main() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the one who asked; our pipe ends with it
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent; closing the pipe ends this process
     try:
         serve(load_tokenizer(Path(sys.argv[1])), sys.stdin.buffer, sys.stdout.buffer)
     except BrokenPipeError:

@@ -1,7 +1,7 @@
-"""Token files of others, read as they are: nanoGPT's (uint16, no header), llm.c's (256 int32: 20240520, 1, count; then uint16).
+"""Token files of other programs: nanoGPT's (uint16, no header), llm.c's (256 int32: 20240520, 1, count; then uint16).
 
-A folder or a pattern of them has files for both parts, whose names say which: train.bin and val.bin, or those of llm.c, which
-may be many: fineweb_train_000001.bin, fineweb_train_000002.bin … are one stream in the order of their names (joined.py). They
+A folder or a pattern has files for both parts, told apart by their names: train.bin and val.bin, or those of llm.c, which may
+be many: fineweb_train_000001.bin, fineweb_train_000002.bin … are one sequence in the order of their names (ConcatTokens). They
 name no tokenizer, so one has to be given; nanoGPT's meta.pkl is a pickle, and nothing here ever unpickles.
 Tested by: tests/data/test_external.py."""
 
@@ -14,9 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tapeless.data.files import file_sha256
-from tapeless.data.joined import Tokens, joined
-from tapeless.data.shards import CHUNK, MAGIC, check_all
+from tapeless.data.token_files import MAGIC
 from tapeless.errors import BAD_TOKEN_FILE, UNREADABLE, DataError
 
 LLM_C = struct.Struct("<3i")  # the beginning of the header
@@ -24,7 +22,7 @@ LLM_C_HEADER, LLM_C_MAGIC, LLM_C_VERSION = 1024, 20240520, 1
 
 
 def token_files(path: Path) -> dict[str, list[Path]] | None:  # by part: train, val
-    """The token files of a folder that has no other data in it, or of a pattern; None where it is no such thing."""
+    """The token files of a folder that has no other data in it, or of a pattern; None if it is neither."""
     found = [Path(name) for name in sorted(glob.glob(str(path)))] if glob.has_magic(str(path)) and not path.exists() else []
     if path.is_dir():
         found = sorted(path.glob("*.bin"))
@@ -41,7 +39,7 @@ def token_files(path: Path) -> dict[str, list[Path]] | None:  # by part: train, 
 
 
 def _check_one_set(path: Path, part: str, files: list[Path]) -> None:
-    """Several files are one text only where llm.c wrote them: under one name, with a number each."""
+    """Several files are one text only if llm.c wrote them: under one name, with a number each."""
     if len(files) == 1:
         return
     names = sorted({re.sub(r"_?\d+$", "", file.stem) for file in files})
@@ -49,36 +47,27 @@ def _check_one_set(path: Path, part: str, files: list[Path]) -> None:
         raise DataError(f"{path}: the token files for {part} are of several sets: {', '.join(names)}; name one by a pattern")
     for file in files:
         if (kind := read_header(file)[0]) != "llm.c":
-            raise DataError(f"{path}: {len(files)} files for {part}, but {file.name} is of {kind}; only llm.c's are joined")
+            raise DataError(
+                f"{path}: {len(files)} files for {part}, but {file.name} is of {kind}; only llm.c's are concatenated"
+            )
 
 
-def open_joined(files: list[Path], vocab_size: int) -> Tokens:  # (count,) uint16, read-only
-    return joined([open_foreign(file, vocab_size) for file in files])
-
-
-def kept_files(folder: Path, part: str) -> list[Path]:
-    """One, or those of several that were taken over, in their order."""
+def part_files(folder: Path, part: str) -> list[Path]:
+    """The token files of a prepared part: one, or several external ones in their order."""
     return sorted(folder.glob(f"{part}-[0-9]*.bin")) or [folder / f"{part}.bin"]
 
 
-def hash_of_files(files: Mapping[str, list[Path]]) -> str:
-    """Of token files by part. Where a part has several, it says which part begins where."""
-    several = any(len(of_part) > 1 for of_part in files.values())
-    words = [word for part, of_part in files.items() for word in ([part] * several + [file_sha256(file) for file in of_part])]
+def hash_of_files(digests: Mapping[str, list[str]]) -> str:
+    """Of the SHA-256 of token files by part. If a part has several files, part names mark where each begins."""
+    several = any(len(of_part) > 1 for of_part in digests.values())
+    words = [word for part, of_part in digests.items() for word in ([part] * several + of_part)]
     return hashlib.sha256(" ".join(words).encode()).hexdigest()
 
 
-def largest_id(path: Path) -> int:
-    _, count = read_header(path)
-    tokens = np.memmap(path, "<u2", "r", path.stat().st_size - 2 * count, (count,))
-    return max(int(tokens[first : first + CHUNK].max()) for first in range(0, count, CHUNK))
-
-
-def open_foreign(path: Path, vocab_size: int) -> np.memmap:  # (count,) uint16, read-only
+def open_external(path: Path) -> np.memmap:  # (count,) uint16, read-only
+    """Checks the header, not the ids."""
     kind, count = read_header(path)
-    tokens = np.memmap(path, "<u2", "r", LLM_C_HEADER if kind == "llm.c" else 0, (count,))
-    check_all(path, tokens, vocab_size)
-    return tokens
+    return np.memmap(path, "<u2", "r", LLM_C_HEADER if kind == "llm.c" else 0, (count,))
 
 
 def read_header(path: Path) -> tuple[str, int]:  # llm.c | nanogpt, tokens

@@ -1,6 +1,6 @@
-"""Files that are there whole or not at all: written beside their place, synced, then renamed onto it.
+"""Atomic file writes: a temporary file in the same directory, synced, then renamed.
 
-What the disk does not take is a WriteError, which names the file and says why.
+A failed write is a WriteError that names the file and the reason.
 Tested by: tests/data/test_files.py, tests/faults/test_failing_writes.py."""
 
 import hashlib
@@ -18,7 +18,7 @@ from tapeless.errors import WriteError
 
 @contextmanager
 def atomic_write(path: Path) -> Iterator[IO[bytes]]:
-    """A file object for the new content; a failure inside leaves what was at `path` before."""
+    """A file object for the new content; on failure `path` keeps its previous content."""
     temporary = path.with_name(f".tmp-{os.getpid()}-{path.name}")
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -36,7 +36,7 @@ def atomic_write(path: Path) -> Iterator[IO[bytes]]:
 
 @contextmanager
 def writing(path: Path, consequence: str = "") -> Iterator[None]:
-    """What the operating system refuses inside is a WriteError about `path`."""
+    """Turn an OSError inside into a WriteError about `path`."""
     try:
         yield
     except WriteError:
@@ -53,19 +53,19 @@ def reason(error: OSError) -> str:
 
 
 def remove_quietly(path: Path) -> None:
-    """For what is in nobody's way: the failure that led here is the one to be told."""
+    """Best effort, during the handling of another error."""
     with suppress(OSError):
         path.unlink(missing_ok=True)
 
 
 def unused(path: Path) -> Path:
-    """A name like this one that nothing has yet: `path-1`, `path-2`, …"""
+    """A similar name that does not exist yet: `path-1`, `path-2`, …"""
     return next(new for n in count(1) if not (new := path.with_name(f"{path.name}-{n}")).exists())
 
 
 def write_synced(path: Path, chunks: Iterable[bytes | memoryview]) -> dict[str, Any]:
-    """A new file, on the disk when this returns. Its name, size and sha256 are those of what was handed over: what a failing
-    disk makes of it will not fit to them."""
+    """A new file, synced when this returns. Its size and sha256 are those of the data passed in, so that what a failing disk
+    stored does not match them."""
     size, digest = 0, hashlib.sha256()
     with open(path, "xb") as file:
         for chunk in chunks:
@@ -78,9 +78,9 @@ def write_synced(path: Path, chunks: Iterable[bytes | memoryview]) -> dict[str, 
 
 
 def sync_folder(path: Path) -> None:
-    """A folder's entries to the disk: what was made, renamed and deleted in it."""
+    """Sync a folder's entries: what was created, renamed and deleted in it."""
     if os.name != "posix":
-        return  # elsewhere a folder cannot be opened, and renames are durable without
+        return  # elsewhere a folder cannot be opened, and renames are durable anyway
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -89,12 +89,12 @@ def sync_folder(path: Path) -> None:
 
 
 def canonical_json(value: Any) -> bytes:
-    """One spelling for equal values, to be hashed."""
+    """The same bytes for equal values, for hashing."""
     return json.dumps(value, sort_keys=True, ensure_ascii=False, separators=(",", ":")).encode()
 
 
 def readable_json(value: Any) -> bytes:
-    """The spelling of every JSON file that is written here."""
+    """The format of every JSON file that is written here."""
     return json.dumps(value, ensure_ascii=False, indent=1).encode() + b"\n"
 
 
@@ -104,7 +104,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def is_pickle(data: bytes) -> bool:
-    """Whether a file that begins so is a pickle, or an archive of one as torch.save makes them."""
+    """Whether a file that begins with `data` is a pickle, or an archive of one as torch.save writes."""
     head = data[:512]
     return (head[:1] == b"\x80" and head[1:2] in (b"\2", b"\3", b"\4", b"\5")) or (head[:2] == b"PK" and b"data.pkl" in head)
 
@@ -115,8 +115,8 @@ def file_sha256(path: Path) -> str:
 
 
 def link(source: Path, target: Path) -> None:
-    """The same file under another name, or a copy where the disk has no links. Files of data are replaced, never written into,
-    so the other name keeps its content."""
+    """A hard link, or a copy if the file system has no links. Data files are replaced, never modified in place, so the other
+    name keeps its content."""
     try:
         os.link(source.resolve(), target)
     except OSError:

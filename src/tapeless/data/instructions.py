@@ -2,12 +2,11 @@
 
     {"prompt": "2 + 2 =", "completion": " 4"}
     {"messages": [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4"}]}
-Messages are written as `role: content`, one behind the other. Only what the model is to say counts in the loss: completions and
-the assistant's words, each with an end behind it, which is the model's own token for that, or a newline where it has none. All
-else, and the padding behind an example, has the target -100.
-A second token file beside train.bin and val.bin (*.roles.bin) says of each token whether it counts (1) and whether an example
-begins with it (2). An example longer than a window is cut; one whose prompt alone fills it is left out, since nothing of it
-would count. Held out is one example in ten, by the hash of its content.
+Messages are concatenated as `role: content`. Only completions and the assistant's messages count in the loss, each followed by
+an end: the model's end-of-text token, or a newline if it has none. All other tokens, and padding, have the target -100.
+A second token file (*.roles.bin) next to train.bin and val.bin says of each token whether it counts in the loss (1) and whether
+it is the first of an example (2). An example longer than a window is truncated; one whose prompt alone fills the window is left
+out, since nothing of it would count. One example in ten is held out, by the hash of its content.
 Tested by: tests/data/test_instructions.py."""
 
 import hashlib
@@ -20,14 +19,14 @@ import numpy as np
 from tapeless.data.columns import is_dataset
 from tapeless.data.files import canonical_json
 from tapeless.data.read import JSONL, find_files, read_records, suffix_of
-from tapeless.data.shards import open_tokens, write_tokens
+from tapeless.data.token_files import write_tokens
 from tapeless.data.tokenizer import Tokenizer
 from tapeless.errors import DataError
 
 COUNTS, BEGINS = 1, 2  # bits of a role
 ROLES = 4
-HELD_OUT = 10  # one example in so many
-SAYS = "assistant"
+HELD_OUT = 10  # one example in ten
+ASSISTANT = "assistant"
 
 
 class Segment(NamedTuple):
@@ -47,7 +46,7 @@ def holds_examples(path: str, text_field: str) -> bool:
         return False
     try:
         record = next((record for file in files for _, record in read_records(file, "prompt")), None)
-    except DataError:  # whoever reads the file in earnest says it too
+    except DataError:  # reading the file reports it
         return False
     if not isinstance(record, dict) or text_field in record:
         return False
@@ -72,10 +71,10 @@ def _example(record: Any, where: str) -> Example:
         if not isinstance(message, dict) or not {"role", "content"} <= message.keys():
             raise DataError(f"{place}: expected an object with `role` and `content`")
         role, content = (_text(message[name], f"{place}: `{name}`") for name in ("role", "content"))
-        said = role == SAYS
+        said = role == ASSISTANT
         example += [Segment(f"{role}: ", False), Segment(content if said else f"{content}\n", said)]
     if not any(segment.counts for segment in example):
-        raise DataError(f"{where}: no message has the role {SAYS!r}, so that nothing of it would be learned")
+        raise DataError(f"{where}: no message has the role {ASSISTANT!r}, so nothing would be learned from it")
     return example
 
 
@@ -83,12 +82,12 @@ def _text(value: Any, what: str) -> str:
     if not isinstance(value, str):
         raise DataError(f"{what} must be a string, got {type(value).__name__}")
     if any("\ud800" <= character <= "\udfff" for character in value):
-        raise DataError(f"{what} holds half of a surrogate pair, which is no character; remove it")
+        raise DataError(f"{what} holds half of a surrogate pair, which is not a character; remove it")
     return value
 
 
 def split_examples(examples: Sequence[Example]) -> tuple[list[Example], list[Example]]:  # training, validation
-    """Copies of an example stay on one side, and the order of the file does not matter."""
+    """Copies of an example are in the same part, and the order of the file does not matter."""
     by_hash = {content_hash(example): example for example in examples}
     if len(by_hash) < 2:
         raise DataError("instructions need two different examples at least: one to train on, one to hold out")
@@ -107,7 +106,7 @@ def hash_of_examples(examples: Sequence[Example]) -> str:
 
 
 def texts_of(examples: Iterable[Example]) -> Iterator[str]:
-    """What a tokenizer is made from."""
+    """The text that a tokenizer is trained on."""
     return ("".join(segment.text for segment in example) for example in examples)
 
 
@@ -135,7 +134,3 @@ def write_examples(folder: Path, part: str, examples: Iterable[Example], tokeniz
     for name, chunks, size in ((part, ids, tokenizer.vocab_size), (f"{part}.roles", roles, ROLES)):
         write_tokens(folder / f"{name}.bin", chunks, vocab_size=size, fingerprint=tokenizer.fingerprint)
     return Written(counted, sum(int((role & COUNTS).sum()) for role in roles))
-
-
-def open_roles(folder: Path, part: str, tokenizer: Tokenizer) -> np.ndarray:  # (n,)
-    return open_tokens(folder / f"{part}.roles.bin", tokenizer.fingerprint)

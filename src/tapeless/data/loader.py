@@ -3,93 +3,186 @@
 An epoch cuts the tokens into W windows of stride T, from an offset in [0, T) that is a function of (seed, epoch), and visits
 each once, in an order that is a permutation by (seed, epoch). Sample k of the run is
     epoch = k // W      window = order(epoch)[k % W]      start = offset(epoch) + T window      tokens[start : start + T + 1]
-whatever the batch size or the number of ranks; a batch may lie across the border of two epochs. W is the same for every
-offset, so up to T - 1 tokens at either end are left out in an epoch; the next has another offset.
+whatever the batch size or the number of ranks; a batch may span two epochs. W is the same for every offset, so up to T - 1
+tokens at either end are left out in an epoch; the next has another offset.
 
-Given where documents begin, a batch also says which document each token belongs to, and the first token of a document is no
-target: then a document that is packed beside others teaches exactly what it would alone.
-Tested by: tests/data/test_loader.py."""
+With document masking (the first token of each document is given) a batch also has the document id of each token, and the first
+token of a document is no target: a document packed with others then gives the same loss and gradients as it would alone.
+Instruction data have examples instead of windows: each once in an epoch, in an order that is a permutation by (seed, epoch).
+Tested by: tests/data/test_loader.py, tests/data/test_instructions.py."""
 
 import math
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from tapeless.data.joined import Tokens, as_plain
+from tapeless.data.instructions import BEGINS, COUNTS
+from tapeless.data.prepare import Dataset
 from tapeless.data.rng import draws, key, permutation
-from tapeless.data.shards import require_window
+from tapeless.data.token_files import Tokens, as_plain, require_window
+from tapeless.errors import DataError
 
 IGNORED = -100  # the target that no loss counts
 
 
-class Loader:
+class _Epochs:
+    """Every window once in an epoch, in a random order."""
+
+    def __init__(self, num_windows: int, batch_size: int, seed: int):
+        self.num_windows, self.batch_size, self.seed = num_windows, batch_size, seed
+        self._orders: dict[int, np.ndarray] = {}
+
+    def epoch_of(self, sample: int) -> int:
+        return sample // self.num_windows
+
+    def order(self, epoch: int) -> np.ndarray:  # (W,)
+        if epoch not in self._orders:
+            previous = {e: order for e, order in self._orders.items() if e == epoch - 1}  # a batch spans two epochs at most
+            self._orders = previous | {epoch: permutation(key(self.seed, "order", epoch), self.num_windows)}
+        return self._orders[epoch]
+
+
+class Loader(_Epochs):
     def __init__(
         self,
         tokens: Tokens,  # (n,) any integer type; a memory map is read only where it is needed
         seq_len: int,
         batch_size: int,
         seed: int,
-        starts: np.ndarray | None = None,  # (d,) int64: the first token of each document, to keep them apart
+        starts: np.ndarray | None = None,  # (d,) int64: the first token of each document, for document masking
     ):
         require_window(len(tokens), seq_len, "training")
-        self.tokens, self.seq_len, self.batch_size, self.seed = as_plain(tokens), seq_len, batch_size, seed
-        self.num_windows = max(1, (len(tokens) - seq_len) // seq_len)  # in an epoch [W]
-        self.starts = starts
-        self._orders: dict[int, np.ndarray] = {}
-
-    def epoch_of(self, sample: int) -> int:
-        return sample // self.num_windows
+        super().__init__(max(1, (len(tokens) - seq_len) // seq_len), batch_size, seed)
+        self.tokens, self.seq_len, self.starts = as_plain(tokens), seq_len, starts
 
     def offset(self, epoch: int) -> int:
-        room = min(
-            self.seq_len, len(self.tokens) - self.num_windows * self.seq_len
-        )  # less than T where there are not 2 T tokens
+        room = min(self.seq_len, len(self.tokens) - self.num_windows * self.seq_len)  # below T with fewer than 2 T tokens
         return int(draws(key(self.seed, "offset", epoch), 0, 1)[0] % np.uint64(room))
-
-    def order(self, epoch: int) -> np.ndarray:  # (W,)
-        if epoch not in self._orders:
-            kept = {e: order for e, order in self._orders.items() if e == epoch - 1}  # a batch needs two epochs at most
-            self._orders = kept | {epoch: permutation(key(self.seed, "order", epoch), self.num_windows)}
-        return self._orders[epoch]
 
     def start(self, sample: int) -> int:
         """Where sample k of the run begins."""
         epoch, place = divmod(sample, self.num_windows)
         return self.offset(epoch) + self.seq_len * int(self.order(epoch)[place])
 
-    def batch(self, first_sample: int) -> tuple[Tensor, ...]:  # tokens, targets, and documents if kept apart (B, T) int64
+    def batch(self, first_sample: int) -> tuple[Tensor, ...]:  # tokens, targets, document_ids if masked (B, T) int64
         begins = np.array([self.start(first_sample + b) for b in range(self.batch_size)])
-        places = begins[:, None] + np.arange(self.seq_len + 1)  # (B, T + 1)
-        windows = torch.from_numpy(self.tokens[places].astype(np.int64))
+        positions = begins[:, None] + np.arange(self.seq_len + 1)  # (B, T + 1)
+        windows = torch.from_numpy(self.tokens[positions].astype(np.int64))
         tokens, targets = windows[:, :-1].contiguous(), windows[:, 1:].contiguous()
-        return (tokens, targets) if self.starts is None else (tokens, *kept_apart(targets, places, self.starts))
+        return (tokens, targets) if self.starts is None else (tokens, *mask_documents(targets, positions, self.starts))
 
 
-def kept_apart(
+def mask_documents(
     targets: Tensor,  # (N, T) int64
-    places: np.ndarray,  # (N, T + 1): where the tokens and the last target stand
+    positions: np.ndarray,  # (N, T + 1): of the tokens and the last target
     starts: np.ndarray,  # (d,) int64
-) -> tuple[Tensor, Tensor]:  # targets, documents (N, T) int64
-    """The number of each token's document, and the targets without those that are the next document's."""
-    documents = torch.from_numpy(np.searchsorted(starts, places, side="right"))  # (N, T + 1)
-    same = documents[:, 1:] == documents[:, :-1]
-    return targets.masked_fill(~same, IGNORED), documents[:, :-1].contiguous()
+) -> tuple[Tensor, Tensor]:  # targets, document_ids (N, T) int64
+    """The number of each token's document, and the targets without those that belong to the next document."""
+    document_ids = torch.from_numpy(np.searchsorted(starts, positions, side="right"))  # (N, T + 1)
+    same = document_ids[:, 1:] == document_ids[:, :-1]
+    return targets.masked_fill(~same, IGNORED), document_ids[:, :-1].contiguous()
+
+
+class Examples:
+    """Instruction examples as rows of T tokens and their targets."""
+
+    def __init__(
+        self,
+        tokens: Tokens,  # (n,)
+        roles: np.ndarray,  # (n,)
+        seq_len: int,
+        part: str,
+    ):
+        self.tokens, self.counts, self.seq_len = tokens, (np.asarray(roles) & COUNTS).astype(bool), seq_len
+        starts = np.flatnonzero(np.asarray(roles) & BEGINS)
+        ends = np.append(starts[1:], len(tokens))
+        fits = [
+            bool(self.counts[start + 1 : min(end, start + seq_len + 1)].any()) for start, end in zip(starts, ends, strict=True)
+        ]
+        self.spans = np.stack([starts, ends], 1)[fits]  # (e, 2)
+        self.num_examples, self.left_out = len(starts), len(starts) - len(self.spans)
+        if not len(self.spans):
+            raise DataError(f"no example of the {part} part has a completion that begins within seq_len = {seq_len} tokens")
+
+    def rows(self, which: np.ndarray) -> tuple[Tensor, Tensor]:  # (N,) -> tokens, targets (N, T) int64
+        spans = self.spans[which]
+        positions = spans[:, :1] + np.arange(self.seq_len + 1)  # (N, T + 1)
+        inside = positions < spans[:, 1:]
+        positions = np.where(inside, positions, 0)
+        ids = np.where(inside, as_plain(self.tokens)[positions].astype(np.int64), 0)
+        targets = np.where((inside & self.counts[positions])[:, 1:], ids[:, 1:], IGNORED)
+        return torch.from_numpy(ids[:, :-1].copy()), torch.from_numpy(targets)
+
+
+class ExampleLoader(_Epochs):
+    """Like Loader, with examples instead of windows."""
+
+    def __init__(self, examples: Examples, batch_size: int, seed: int):
+        super().__init__(len(examples.spans), batch_size, seed)
+        self.examples = examples
+
+    def batch(self, first_sample: int) -> tuple[Tensor, Tensor]:  # tokens, targets (B, T) int64
+        samples = [divmod(first_sample + b, self.num_windows) for b in range(self.batch_size)]
+        return self.examples.rows(np.array([self.order(epoch)[place] for epoch, place in samples]))
+
+
+class ValidationSet:
+    """Always the same rows: all, or `limit` evenly spaced ones. They are read batch by batch when they are needed."""
+
+    def __init__(self, rows: Callable[[np.ndarray], tuple[Tensor, ...]], count: int, seq_len: int, limit: int = 0):
+        """rows: from row numbers (N,) to tokens, targets, and document_ids if masked (N, T) int64. limit 0: all."""
+        self.rows, self.seq_len = rows, seq_len
+        self.chosen = np.arange(limit) * count // limit if 0 < limit < count else np.arange(count)
+
+    def __len__(self) -> int:
+        return len(self.chosen)
+
+    def batches(self, size: int) -> Iterator[tuple[Tensor, ...]]:
+        return (self.rows(self.chosen[first : first + size]) for first in range(0, len(self), size))
+
+
+def training_batches(
+    data: Dataset,
+    seq_len: int,
+    batch_size: int,
+    seed: int,
+    starts: np.ndarray | None = None,  # (d,) int64: of documents, for document masking
+) -> Loader | ExampleLoader:
+    if data.roles is None:
+        return Loader(data.train, seq_len, batch_size, seed, starts)
+    return ExampleLoader(Examples(data.train, data.roles[0], seq_len, "training"), batch_size, seed)
+
+
+def validation_set(
+    data: Dataset,
+    seq_len: int,
+    limit: int = 0,  # 0: all rows
+    starts: np.ndarray | None = None,  # (d,) int64: of documents, for document masking
+) -> ValidationSet:
+    if data.roles is None:
+        return validation_windows(data.val, seq_len, limit, starts)
+    examples = Examples(data.val, data.roles[1], seq_len, "validation")
+    return ValidationSet(examples.rows, len(examples.spans), seq_len, limit)
 
 
 def validation_windows(
     tokens: Tokens,  # (n,)
     seq_len: int,
-    limit: int = 0,  # 0: all of them
-    starts: np.ndarray | None = None,  # (d,) int64: as the loader's
-) -> tuple[Tensor, ...]:  # tokens, targets, and documents if kept apart (N, T) int64
-    """Always the same windows, of stride T from the first token: all, so that every token but the first is predicted once, or
-    `limit` evenly spaced ones. The last of all is filled up with targets that no loss counts."""
+    limit: int = 0,
+    starts: np.ndarray | None = None,
+) -> ValidationSet:
+    """Windows of stride T from the first token, so that all of them predict every token but the first once. The last one is
+    padded with targets that no loss counts."""
     require_window(len(tokens), seq_len, "validation")
-    count = math.ceil((len(tokens) - 1) / seq_len)
-    chosen = np.arange(count) if limit in (0, count) or limit > count else np.arange(limit) * count // limit
-    places = chosen[:, None] * seq_len + np.arange(seq_len + 1)  # (N, T + 1)
-    rows = as_plain(tokens)[np.minimum(places, len(tokens) - 1)].astype(np.int64)
-    targets = np.where(places[:, 1:] < len(tokens), rows[:, 1:], IGNORED)
-    windows = torch.from_numpy(rows[:, :-1].copy()), torch.from_numpy(targets)
-    return windows if starts is None else (windows[0], *kept_apart(windows[1], places, starts))
+    plain = as_plain(tokens)
+
+    def rows(which: np.ndarray) -> tuple[Tensor, ...]:
+        positions = which[:, None] * seq_len + np.arange(seq_len + 1)  # (N, T + 1)
+        ids = plain[np.minimum(positions, len(plain) - 1)].astype(np.int64)
+        targets = torch.from_numpy(np.where(positions[:, 1:] < len(plain), ids[:, 1:], IGNORED))
+        windows = torch.from_numpy(ids[:, :-1].copy())
+        return (windows, targets) if starts is None else (windows, *mask_documents(targets, positions, starts))
+
+    return ValidationSet(rows, math.ceil((len(plain) - 1) / seq_len), seq_len, limit)

@@ -1,4 +1,4 @@
-"""Packages that only some files need: imported when one of those comes up, and asked for by name where they are not there.
+"""Optional packages: imported when a file or command needs one, and named in the error if it is missing.
 Tested by: tests/data/test_read.py, tests/data/test_tokenizer.py, tests/interop/test_gguf_export.py."""
 
 from importlib import import_module
@@ -7,7 +7,7 @@ from typing import Any
 from tapeless.errors import MissingError
 
 
-def package(name: str, needed_by: object) -> Any:
+def require_package(name: str, needed_by: object) -> Any:
     try:
         return import_module(name)
     except ImportError:

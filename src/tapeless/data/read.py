@@ -1,9 +1,9 @@
-"""Your own text, as documents in pieces: a file, a folder, a glob, JSONL, each also as .gz or .zst; Parquet and datasets of
-Hugging Face by columns.py.
+"""Text sources, as documents in chunks: a file, a folder, a glob, JSONL, each also as .gz or .zst; Parquet and Hugging Face
+datasets are read by columns.py.
 
-Bytes are kept as they are (line ends too), only a UTF-8 byte order mark goes. What cannot be text is an error that names the
-place: guessing an encoding would train a model on mojibake. In a folder the files with a suffix of TEXT are taken, hidden
-ones aside, in the order of their paths. Nothing is held but the piece that is read.
+Bytes are kept as they are (line ends too), except a UTF-8 byte order mark. What is not text is an error that names the place:
+guessing an encoding would train a model on mojibake. From a folder the files with a suffix of TEXT are read in the order of
+their paths, without hidden ones. Only the current chunk is in memory.
 Tested by: tests/data/test_read.py."""
 
 import codecs
@@ -18,9 +18,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
+from tapeless.data.chunks import Chunk, document_chunks
 from tapeless.data.files import is_pickle
-from tapeless.data.packages import package
-from tapeless.data.pieces import Piece, document
+from tapeless.data.packages import require_package
 from tapeless.errors import (
     BAD_RECORD,
     BINARY_FILE,
@@ -43,16 +43,16 @@ PROSE = {".txt", ".text", ".md", ".markdown", ".rst", ".org", ".tex", ".log", ".
 CODE = {".py", ".pyi", ".c", ".h", ".cc", ".cpp", ".hpp", ".rs", ".go", ".zig", ".java", ".kt", ".js", ".ts", ".lua", ".rb"}
 CODE |= {".sh", ".sql", ".toml", ".yaml", ".yml", ".ini", ".cfg"}
 TEXT = JSONL | PARQUET | PROSE | CODE
-BLOCK = 1 << 20  # bytes read in one go
+BLOCK = 1 << 20  # bytes read at a time
 
 
-def read_pieces(path: str, field: str = "text") -> Iterator[Piece]:
-    """Every document of a source, one after the other. field: the one that holds the text of a record or row."""
+def read_chunks(path: str, field: str = "text") -> Iterator[Chunk]:
+    """Every document of a source. field: of a record or row, the one that holds its text."""
     from tapeless.data import columns
 
     if columns.is_dataset(path):
         for text in columns.dataset_texts(path, field):
-            yield from document([text])
+            yield from document_chunks([text])
         return
     for file in find_files(path):
         suffix = suffix_of(file)
@@ -64,7 +64,7 @@ def read_pieces(path: str, field: str = "text") -> Iterator[Piece]:
             yield from read_text(file)
             continue
         for text in texts:
-            yield from document([text])
+            yield from document_chunks([text])
 
 
 def find_files(path: str) -> list[Path]:
@@ -88,7 +88,7 @@ def find_files(path: str) -> list[Path]:
 
 
 def suffix_of(path: Path) -> str:
-    """What is inside: .jsonl of a.jsonl and of a.jsonl.gz."""
+    """Of the content: .jsonl for a.jsonl and a.jsonl.gz."""
     packed = path.suffix.lower() in PACKED
     return Path(path.stem if packed else path.name).suffix.lower()
 
@@ -103,10 +103,10 @@ def _walk(folder: str) -> Iterator[Path]:
 
 @contextmanager
 def opened(path: Path) -> Iterator[IO[bytes]]:
-    """The bytes inside a file, unpacked while they are read; whatever fails on the way names the file."""
+    """The content of a file, decompressed while it is read; errors name the file."""
+    openers: dict[str, Any] = {".gz": gzip.open, ".zst": _Zstandard}
     try:
-        suffix = path.suffix.lower()
-        with _unpacked(path, suffix) if suffix in PACKED else open(path, "rb") as file:
+        with openers.get(path.suffix.lower(), open)(path, "rb") as file:
             yield file
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise NOT_WHOLE(path=path, form="gzip", reason=error) from None
@@ -114,22 +114,16 @@ def opened(path: Path) -> Iterator[IO[bytes]]:
         raise UNREADABLE(path=path, reason=error.strerror or error) from None
 
 
-def _unpacked(path: Path, suffix: str) -> Any:
-    if suffix == ".gz":
-        return gzip.open(path, "rb")
-    return _Zstandard(path)
-
-
 class _Zstandard:
-    """A .zst file; its package's own error becomes ours."""
+    """A .zst file; its package's error becomes a DataError."""
 
-    def __init__(self, path: Path):
-        zstandard = package("zstandard", path)
+    def __init__(self, path: Path, mode: str):
+        zstandard = require_package("zstandard", path)
         self._path, self._error = path, zstandard.ZstdError
-        self._file = zstandard.open(path, "rb")
+        self._file = zstandard.open(path, mode)
 
     def __enter__(self) -> IO[bytes]:
-        return io.BufferedReader(self._file)  # by lines, which the package's own reader does not know
+        return io.BufferedReader(self._file)  # the package's reader cannot iterate over lines
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         self._file.close()
@@ -137,12 +131,12 @@ class _Zstandard:
             raise NOT_WHOLE(path=self._path, form="zstandard", reason=error) from None
 
 
-def read_text(path: Path) -> Iterator[Piece]:
-    """One document; a file of 0 bytes is none."""
+def read_text(path: Path) -> Iterator[Chunk]:
+    """One document; a file of 0 bytes has none."""
     with opened(path) as file:
         first = file.read(BLOCK)
         if first:
-            yield from document(_decoded(first, file, str(path)))
+            yield from document_chunks(_decoded(first, file, str(path)))
 
 
 def _decoded(block: bytes, file: IO[bytes], where: str) -> Iterator[str]:
@@ -157,7 +151,7 @@ def _decoded(block: bytes, file: IO[bytes], where: str) -> Iterator[str]:
 
 
 def _after_mark(head: bytes, where: str) -> int:
-    """Where the text begins, behind a byte order mark of UTF-8."""
+    """Where the text begins, after a UTF-8 byte order mark."""
     if is_pickle(head):
         raise PICKLE(path=where, expected="UTF-8 text")
     for mark, encoding in ((b"\xff\xfe\0\0", "UTF-32"), (b"\xff\xfe", "UTF-16"), (b"\xfe\xff", "UTF-16")):
@@ -167,7 +161,7 @@ def _after_mark(head: bytes, where: str) -> int:
 
 
 def decode(data: bytes, where: str, offset: int, final: bool = True) -> tuple[str, int]:
-    """The text of bytes that stand at `offset`, and how many it took: the end may be the beginning of a character."""
+    """The text of the bytes at `offset`, and how many were decoded: the last character may be incomplete."""
     zero = data.find(b"\0")
     if zero >= 0:
         raise BINARY_FILE(path=where, offset=offset + zero)
@@ -184,7 +178,7 @@ def read_jsonl(path: Path, field: str) -> Iterator[str]:
 
 
 def read_records(path: Path, field: str) -> Iterator[tuple[int, Any]]:
-    """The values of a JSONL file, with the numbers of their lines. field: what they are read for."""
+    """The values of a JSONL file with their line numbers. field: named in errors."""
     where, offset = str(path), 0
     with opened(path) as file:
         for number, line in enumerate(file, 1):
@@ -219,5 +213,5 @@ def _record_text(record: Any, where: str, number: int, field: str) -> str:
     try:
         value.encode()
     except UnicodeEncodeError:
-        raise bad("half of a surrogate pair, which is no character") from None
+        raise bad("half of a surrogate pair, which is not a character") from None
     return value

@@ -1,4 +1,4 @@
-"""Random numbers that are the same bytes everywhere: a counter, hashed. No generator state, no float, no library's algorithm.
+"""Counter-based random numbers, the same bytes on every machine: no generator state, no float, no library's algorithm.
 
     splitmix64(key + i * GOLDEN), i = 0, 1, 2 …        (Steele, Lea, Flood 2014)
 The finaliser is a bijection of 64 bits, so different counters never collide: sorting by it is a permutation without ties.
@@ -12,7 +12,7 @@ GOLDEN = 0x9E3779B97F4A7C15
 
 
 def key(*parts: object) -> int:
-    """64 bits that name one stream of draws: the seed and what it is for."""
+    """64 bits that identify a stream of draws: the seed and its purpose."""
     return int.from_bytes(hashlib.sha256("/".join(map(str, parts)).encode()).digest()[:8], "little")
 
 

@@ -1,10 +1,10 @@
-"""Sources whose entropy rate is known: a validation loss can be held against the least that any model could reach.
+"""Sources whose entropy rate is known: a validation loss can be compared with the lowest that any model could reach.
 
 Both are unifilar: a state emits symbol c with probability p(c | state), and state and symbol determine the next state. Hence
     entropy rate = sum_s pi(s) H(p(. | s))      with pi the stationary distribution, pi = pi P
-and the source's own loss on a window is an exact filter: begin at pi, since a window begins anywhere; every symbol seen rules
-states out, soon all but one. That is the best any model can do that sees no more than the window.
-Bytes are drawn with integers alone (rng.py), so they are the same on every machine; floats only measure them.
+and the source's own loss on a window is an exact filter: start from pi, since a window begins anywhere; every symbol seen rules
+states out, soon all but one. No model that sees only the window can do better.
+Bytes are drawn with integers only (rng.py), so they are the same on every machine; floats only measure them.
 Tested by: tests/data/test_synthetic.py."""
 
 import math
@@ -51,7 +51,8 @@ class Source(ABC):
         return float(-(self.stationary @ np.where(p > 0, p * np.log(np.where(p > 0, p, 1)), 0)).sum())
 
     def loss(self, first: np.ndarray, targets: np.ndarray) -> float:  # first (N,), targets (N, T): bytes, -100 is no target
-        """The source's own mean -ln p of the targets, each window seen from its first symbol on. Foreign symbols: infinity."""
+        """The source's own mean -ln p of the targets, each window seen from its first symbol on. Infinite for
+        unknown symbols."""
         index = np.full(256, -1)
         index[list(self.alphabet)] = np.arange(len(self.alphabet))
         total, states = 0.0, np.empty(len(first), np.int64)

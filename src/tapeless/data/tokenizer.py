@@ -2,8 +2,8 @@
 Face's `tokenizers` loads and encodes alike with; bytes and characters need no package here, BPE (bpe.py) is that package.
 
     bytes   256 ids, the values of the UTF-8 bytes          char   the sorted characters of the data
-Every id stands for some bytes, and decoding joins them: broken UTF-8, which a young model writes, shows as U+FFFD, and so does
-an id beyond the tokenizer's vocabulary, which a model with a larger one may draw.
+Every id has bytes, and decoding concatenates them. Invalid UTF-8, which an untrained model generates, becomes U+FFFD. So does
+an id beyond the tokenizer's vocabulary, which a model with a larger one may sample.
 Tested by: tests/data/test_tokenizer.py, against `tokenizers`."""
 
 import codecs
@@ -23,7 +23,7 @@ REPLACEMENT = "\ufffd".encode()
 
 
 class Tokenizer(ABC):
-    """What all kinds share: a table of the bytes behind each id, and the tokenizer.json that describes it."""
+    """What all kinds share: a table of the bytes of each id, and the tokenizer.json that describes it."""
 
     kind: str
 
@@ -35,10 +35,10 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def encode(self, text: str) -> np.ndarray:  # (n,) int64
-        """As a part of a text, nothing put in front of it."""
+        """As part of a text, without tokens that begin one."""
 
     def encode_prompt(self, text: str) -> np.ndarray:  # (n,) int64
-        """As the beginning of a text: with whatever the tokenizer puts there, such as a first token of its own."""
+        """As the beginning of a text: with the tokenizer's own first token, if it has one."""
         return self.encode(text)
 
     def encode_all(self, texts: Sequence[str]) -> list[np.ndarray]:  # (n,) int64 each
@@ -58,7 +58,7 @@ class Tokenizer(ABC):
 
 
 class StreamDecoder:
-    """Text as ids arrive: a character comes out with the id that completes it, never in halves."""
+    """Text as ids arrive: a character is returned with the id that completes it, never in halves."""
 
     def __init__(self, tokenizer: Tokenizer):
         self._tokenizer = tokenizer
@@ -68,7 +68,7 @@ class StreamDecoder:
         return self._utf8.decode(self._tokenizer.decode_bytes([token]))
 
     def finish(self) -> str:
-        """What is still held back: the replacement of a character that was never completed, or nothing."""
+        """The rest: the replacement of a character that was never completed, or nothing."""
         return self._utf8.decode(b"", final=True)
 
 
@@ -99,7 +99,7 @@ class ByteTokenizer(Tokenizer):
     kind = "bytes"
 
     def __init__(self) -> None:
-        """To `tokenizers` this is a byte-level BPE that never learned a merge."""
+        """For `tokenizers` this is a byte-level BPE without merges."""
         byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
         model = {"type": "BPE", "vocab": {symbol: byte for byte, symbol in enumerate(byte_symbols())}, "merges": []}
         super().__init__([bytes([byte]) for byte in range(256)], tokenizer_json(byte_level, model, byte_level))
@@ -112,17 +112,13 @@ class CharTokenizer(Tokenizer):
     kind = "char"
 
     def __init__(self, characters: Iterable[str]):
-        """To `tokenizers` this is a word-level model in which every character is a word."""
+        """For `tokenizers` this is a word-level model in which every character is a word."""
         self.characters = sorted(set(characters))
         self.known = frozenset(self.characters)
         self._codes = np.array([ord(character) for character in self.characters])  # (V,) ascending
         split = {"type": "Split", "pattern": {"Regex": r"[\s\S]"}, "behavior": "Isolated", "invert": False}
         vocab = {character: i for i, character in enumerate(self.characters)}
-        model = {
-            "type": "WordLevel",
-            "vocab": vocab,
-            "unk_token": "<unk>",
-        }  # not in the vocabulary: unknown is an error there too
+        model = {"type": "WordLevel", "vocab": vocab, "unk_token": "<unk>"}  # not in the vocabulary, so unknown is an error
         super().__init__([utf8(character) for character in self.characters], tokenizer_json(split, model, {"type": "Fuse"}))
 
     def encode(self, text: str) -> np.ndarray:  # (n,) int64
@@ -139,7 +135,7 @@ class CharTokenizer(Tokenizer):
 
 
 def make_tokenizer(kind: str, texts: Iterable[str], vocab_size: int | None) -> Tokenizer:
-    """The tokenizer that a configuration names: bytes, char, bpe (both made from `texts`), or the path of a tokenizer.json."""
+    """The tokenizer of a configuration: bytes, char or bpe (both trained on `texts`), or the path of a tokenizer.json."""
     if kind == "bytes":
         return ByteTokenizer()
     if kind == "char":
@@ -171,7 +167,7 @@ def load_tokenizer(path: Path) -> Tokenizer:
 
 
 def tokenizer_of(spec: Any, where: str) -> Tokenizer:
-    """What the content of a tokenizer.json describes."""
+    """From the content of a tokenizer.json."""
     if not isinstance(spec, dict) or not isinstance(spec.get("model"), dict):
         raise DataError(f"{where}: not a tokenizer.json: it has no `model`")
     if spec == ByteTokenizer().spec:

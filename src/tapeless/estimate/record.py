@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tapeless.config import AnyModelConfig, TrainConfig
-from tapeless.data.batches import training_batches
+from tapeless.data.loader import training_batches
 from tapeless.data.prepare import prepare
 from tapeless.estimate.calibrate import calibrate, duration_of
 from tapeless.estimate.disk import disk_of

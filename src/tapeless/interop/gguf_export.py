@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from tapeless.config import ModelConfig, nearest
-from tapeless.data.packages import package
+from tapeless.data.bpe import uses_gpt2_split
+from tapeless.data.packages import require_package
 from tapeless.data.tokenizer import Tokenizer
-from tapeless.data.words import cuts_as_gpt2
 from tapeless.errors import ConfigError
 from tapeless.interop.families import family_of
 from tapeless.interop.family import GGUF_COMMON, Family
@@ -100,7 +100,9 @@ def _check_tokenizer(tokenizer: Tokenizer) -> None:
     """llama.cpp splits by a pattern that it knows by name. Bytes without merges are the same under any pattern."""
     spec = tokenizer.spec
     before, model = spec.get("pre_tokenizer") or {}, spec["model"]
-    known = model.get("type") == "BPE" and cuts_as_gpt2(spec) and not spec.get("normalizer") and not model.get("ignore_merges")
+    known = (
+        model.get("type") == "BPE" and uses_gpt2_split(spec) and not spec.get("normalizer") and not model.get("ignore_merges")
+    )
     if tokenizer.kind != "bytes" and not known:
         raise ConfigError(
             f"a GGUF export supports byte-level BPE with GPT-2's split pattern, not this tokenizer ({tokenizer.kind}, "
@@ -122,7 +124,7 @@ def _write(
     tensors: Mapping[str, Tensor],
     dtype: str,
 ) -> list[str]:
-    gguf = package("gguf", "a GGUF export")
+    gguf = require_package("gguf", "a GGUF export")
     temporary = path.with_name(f".tmp-{path.name}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -172,12 +172,12 @@ class Display:
         rows = [(ending, f"{how[ending]}, {duration(self.progress.seconds)}")]
         found = self.progress.eval
         if found:
-            windows = f"on {count(len(trainer.validation[0]), 'fixed window')} at step {found['step']:,}"
+            windows = f"on {count(len(trainer.validation), 'fixed window')} at step {found['step']:,}"
             rows.append(("validation", f"{found['val_loss']:.4f}   {metrics_text(found)}; {windows}"))
             if trainer.best_step is not None and trainer.best_step != found["step"]:
                 rows.append(("best", f"{trainer.best_val_loss:.4f}   at step {trainer.best_step:,}"))
         assert self.baselines is not None
-        own = trainer.data.source_loss(*trainer.validation[:2])
+        own = trainer.data.source_loss(trainer.validation)
         if own is not None:
             rows.append(("source", f"{versus(own, found)}: loss of the true source on the same windows"))
         return rows + [(name, versus(value, found)) for name, value in reversed(named_losses(trainer.data, self.baselines)[:3])]

@@ -1,4 +1,4 @@
-"""Evaluation: the same forward as training, on the same windows each time.
+"""Evaluation: the forward pass of training, on the same windows each time, read batch by batch.
 
 Tested by: tests/train/test_evaluate.py."""
 
@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from tapeless.data.loader import ValidationSet
 from tapeless.model.build import AnyModel
 from tapeless.ops.cross_entropy import IGNORED
 
@@ -20,44 +21,45 @@ class Evaluation(NamedTuple):
     bits_per_byte: float
 
 
-Options = dict[str, Any]  # document ids (n, T), if masked
+class Batch(NamedTuple):
+    tokens: Tensor  # (n, T) int64, on the model's device
+    targets: Tensor  # (n, T) int64; -100 is not counted
+    options: dict[str, Any]  # documents (n, T): attention stays inside each, if documents are masked
+    num_targets: int
 
 
 def rows_at_once(seq_len: int) -> int:
     return max(1, TOKENS // seq_len)
 
 
-def _batches(
-    model: AnyModel, tokens: Tensor, targets: Tensor, documents: Tensor | None
-) -> Iterator[tuple[Tensor, Tensor, Options]]:  # tokens, targets (n, T)
-    rows = rows_at_once(tokens.shape[1])
-    batch = [tokens, targets] if documents is None else [tokens, targets, documents]
-    for x, y, *ids in zip(*(part.split(rows) for part in batch), strict=True):
-        yield x.to(model.device), y.to(model.device), {"documents": ids[0].to(model.device)} if ids else {}
+def _batches(model: AnyModel, windows: ValidationSet) -> Iterator[Batch]:
+    for tokens, targets, *document_ids in windows.batches(rows_at_once(windows.seq_len)):
+        options = {"documents": document_ids[0].to(model.device)} if document_ids else {}
+        yield Batch(tokens.to(model.device), targets.to(model.device), options, int((targets != IGNORED).sum()))
 
 
 def evaluate(
     model: AnyModel,
-    tokens: Tensor,  # (N, T) int64
-    targets: Tensor,  # (N, T) int64; -100 is not counted
+    windows: ValidationSet,
     bytes_per_token: float,
     *,
-    documents: Tensor | None = None,  # (N, T) int64: attention stays inside each
     stopped: Callable[[], bool] = lambda: False,
 ) -> Evaluation | None:
-    """The mean over all valid targets; None if `stopped` returned True."""
-    loss = 0.0
-    for x, y, options in _batches(model, tokens, targets, documents):
+    """The mean over all valid targets; None if `stopped` returned True on the way."""
+    loss, count = 0.0, 0
+    for batch in _batches(model, windows):
         if stopped():
             return None
-        loss += float(model.loss(x, y, num_targets=1, **options))
-    mean = loss / int((targets != IGNORED).sum())
+        loss += float(model.loss(batch.tokens, batch.targets, num_targets=1, **batch.options))
+        count += batch.num_targets
+    mean = loss / count
     return Evaluation(mean, math.inf if mean > 700 else math.exp(mean), mean / math.log(2) / bytes_per_token)
 
 
-def accuracy(model: AnyModel, tokens: Tensor, targets: Tensor, documents: Tensor | None = None) -> float:
-    """The share of valid targets (N, T) that are the most likely prediction."""
-    right = sum(
-        int((model.logits(x, **options).argmax(-1) == y).sum()) for x, y, options in _batches(model, tokens, targets, documents)
-    )
-    return right / int((targets != IGNORED).sum())
+def accuracy(model: AnyModel, windows: ValidationSet) -> tuple[float, int]:
+    """The share of valid targets that are the likeliest prediction, and the number of valid targets."""
+    right = count = 0
+    for batch in _batches(model, windows):
+        right += int((model.logits(batch.tokens, **batch.options).argmax(-1) == batch.targets).sum())
+        count += batch.num_targets
+    return right / count, count

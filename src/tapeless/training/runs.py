@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from tapeless.config import WEIGHTS, AnyModelConfig, SimpleLMConfig, TrainConfig, checked, nearest
-from tapeless.data.prepare import Dataset, fingerprints, open_prepared, prepare, source_hashes, without_text
+from tapeless.data.prepare import Dataset, fingerprints, open_prepared, prepare, source_hashes, tokenizer_only
 from tapeless.errors import DISK_FULL, CheckpointError, ConfigError, WriteError
 from tapeless.interop.generation import FILE as GENERATION
 from tapeless.interop.hf_import import is_hugging_face
@@ -263,7 +263,7 @@ def load(
     params = select_weights(checkpoint, weights)
     settings: dict[str, Any] = {"device": device, "dtype": dtype, "ops": ops, "threads": threads}
     model = inference_model(config.model, params, checkpoint.path, seed=config.train.seed, **settings)
-    data = without_text(run.path) if config.imported else open_prepared(run.path)
+    data = tokenizer_only(run.path) if config.imported else open_prepared(run.path)
     return Loaded(model, data, config, checkpoint)
 
 

@@ -64,8 +64,8 @@ def accumulate_gradients(
     check: False continues after a non-finite value (transformers only)."""
     num_targets = valid_targets(targets)
     losses: list[Tensor] = []
-    for x, y, *ids in micro_batches(grad_accum, tokens, targets, *([] if documents is None else [documents])):
-        options: dict[str, Any] = {"documents": ids[0]} if ids else {}
+    for x, y, *document_ids in micro_batches(grad_accum, tokens, targets, *([] if documents is None else [documents])):
+        options: dict[str, Any] = {"documents": document_ids[0]} if document_ids else {}
         options |= {} if check else {"check": False}
         options |= {"num_targets": num_targets, "step": step, "first_sample": first_sample, "accumulate": bool(losses)}
         losses.append(model.forward_backward(x, y, **options))

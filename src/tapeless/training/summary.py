@@ -11,7 +11,7 @@ import torch
 
 from tapeless.config import OPTIMIZERS, AnyModelConfig, ModelConfig, TrainConfig
 from tapeless.data.baselines import Baselines
-from tapeless.data.batches import ExampleLoader
+from tapeless.data.loader import ExampleLoader
 from tapeless.data.prepare import Dataset
 from tapeless.model.build import AnyModel
 from tapeless.model.params import count_params

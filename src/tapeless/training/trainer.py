@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 
 from tapeless.config import Sampling, TrainConfig, seconds
-from tapeless.data.batches import training_batches, validation_batch
 from tapeless.data.files import atomic_write
+from tapeless.data.loader import training_batches, validation_set
 from tapeless.data.prepare import Dataset
 from tapeless.errors import ConfigError, InvariantError, NonFiniteError, WriteError
 from tapeless.generate.engine import generate
@@ -71,7 +71,7 @@ class Trainer:
         self.seq_len: int = config.seq_len or default_seq_len(model.config)
         starts = document_starts(model, config, data)
         self.loader = training_batches(data, self.seq_len, config.batch_size * config.grad_accum, config.seed, starts[0])
-        self.validation = validation_batch(data, self.seq_len, config.eval_windows, starts[1])
+        self.validation = validation_set(data, self.seq_len, config.eval_windows, starts[1])
         self.optimizer = optimizer_of(model, config)
         self.ema = ema_of(model, config)
         self._graphed = graphed_step(model, self.optimizer, config)
@@ -105,7 +105,7 @@ class Trainer:
             warmup_steps=self.warmup_steps,
         )
 
-    def next_batch(self) -> tuple[Tensor, ...]:  # tokens, targets (k*B, T) int64, k = grad_accum; document ids if masked
+    def next_batch(self) -> tuple[Tensor, ...]:  # tokens, targets (k*B, T) int64, k = grad_accum; document_ids if masked
         return tuple(part.to(self.model.device) for part in self.loader.batch(self.samples))
 
     def step(
@@ -249,9 +249,7 @@ class Trainer:
         return found
 
     def _evaluation(self) -> Evaluation | None:
-        tokens, targets, *ids = self.validation
-        documents = ids[0] if ids else None
-        return evaluate(self.model, tokens, targets, self.data.bytes_per_token, documents=documents, stopped=self.stopped)
+        return evaluate(self.model, self.validation, self.data.bytes_per_token, stopped=self.stopped)
 
     def _average_evaluation(self, ema: Ema) -> Evaluation | None:
         with ema.as_weights():

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tapeless.data.shards import HEADER, open_tokens, write_tokens
+from tapeless.data.token_files import HEADER, check_ids, open_tokens, write_tokens
 from tapeless.errors import DataError
 
 FINGERPRINT = "ab" * 32
@@ -15,7 +15,7 @@ def written(folder: Path, vocab_size: int = 256, count: int = 1000) -> tuple[Pat
     ids = np.random.default_rng(0).integers(0, vocab_size, count)
     path = folder / "tokens.bin"
     parts = [ids[:300], ids[300:300], ids[300:]]
-    assert write_tokens(path, parts, vocab_size=vocab_size, fingerprint=FINGERPRINT) == count
+    write_tokens(path, parts, vocab_size=vocab_size, fingerprint=FINGERPRINT)
     return path, ids
 
 
@@ -86,13 +86,13 @@ def test_a_longer_file_is_refused(tmp_path: Path):
         open_tokens(path, FINGERPRINT)
 
 
-def test_ids_are_checked_when_opened(tmp_path: Path):
+def test_the_first_wrong_id_is_named(tmp_path: Path):
     path, _ = written(tmp_path)
     data = bytearray(path.read_bytes())
     data[64 + 2 * 500 + 1] = 1  # the high byte of token 500
     path.write_bytes(data)
     with pytest.raises(DataError, match=r"token 500 is \d+, outside of the vocabulary of 256"):
-        open_tokens(path, FINGERPRINT)
+        check_ids(open_tokens(path, FINGERPRINT), 256, path)
 
 
 def test_another_tokenizer_is_refused(tmp_path: Path):

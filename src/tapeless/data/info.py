@@ -1,6 +1,6 @@
-"""What `tapeless data info` and `tapeless tokenizer info` say: facts of data and of tokenizers, as plain values.
+"""What `tapeless data info`, `tapeless data sample` and `tapeless tokenizer info` print, as plain values.
 
-Tested by: tests/data/test_facts.py."""
+Tested by: tests/data/test_info.py."""
 
 import itertools
 from collections.abc import Iterable
@@ -9,25 +9,25 @@ from typing import Any
 
 import numpy as np
 
-from tapeless.data.external import largest_id, read_header, token_files
+from tapeless.data.chunks import Chunk
+from tapeless.data.external import open_external, read_header, token_files
 from tapeless.data.instructions import hash_of_examples, holds_examples, read_examples
-from tapeless.data.joined import Tokens
-from tapeless.data.pieces import Piece
 from tapeless.data.prepare import Dataset, open_prepared, read_record
-from tapeless.data.read import read_pieces
+from tapeless.data.read import read_chunks
 from tapeless.data.rng import draws, key
-from tapeless.data.split import num_copies
-from tapeless.data.survey import survey
+from tapeless.data.split import index_documents, num_copies
+from tapeless.data.token_files import Tokens
 from tapeless.data.tokenizer import CharTokenizer, Tokenizer
+from tapeless.data.verification import scan_file
 
 
-def data_facts(path: Path, field: str) -> dict[str, Any]:
-    """Of prepared data, of token files of others, of instructions, or of text."""
+def data_info(path: Path, field: str) -> dict[str, Any]:
+    """Of prepared data, which is verified in full, of external token files, of instructions, or of text."""
     if (path / "data.json").is_file():
-        return prepared_facts(path)
+        return prepared_info(open_prepared(path, full=True), path)
     if path.suffix == ".bin" and path.is_file():
         kind, count = read_header(path)
-        return {"format": kind, "tokens": count, "largest_id": largest_id(path)}
+        return {"format": kind, "tokens": count, "largest_id": _largest_id(path)}
     if files := token_files(path):
         counts = {part: [read_header(file)[1] for file in of_part] for part, of_part in files.items()}
         return {
@@ -36,27 +36,31 @@ def data_facts(path: Path, field: str) -> dict[str, Any]:
             "training_tokens": sum(counts["train"]),
             "validation_files": len(files["val"]),
             "validation_tokens": sum(counts["val"]),
-            "largest_id": max(largest_id(file) for of_part in files.values() for file in of_part),
+            "largest_id": max(_largest_id(file) for of_part in files.values() for file in of_part),
         }
     if holds_examples(str(path), field):
         examples = read_examples(str(path))
         sizes = np.array([sum(len(segment.text) for segment in example) for example in examples])  # (n,)
         facts = {"examples": len(examples), "characters": int(sizes.sum()), **_lengths("characters_per_example", sizes)}
         return {**facts, "sha256": hash_of_examples(examples)}
-    found = survey(read_pieces(str(path), field), str(path))
-    digests, sizes = found.digests[~found.blank], found.sizes[~found.blank]
+    index = index_documents(read_chunks(str(path), field), str(path))
+    digests, sizes = index.digests[~index.blank], index.sizes[~index.blank]
     return {
         "documents": len(sizes),
         "characters": int(sizes.sum()),
         **_lengths("characters_per_document", sizes),
         "copies": num_copies(digests),
-        "without_text": int(found.blank.sum()),
-        "sha256": found.fingerprint,
+        "without_text": int(index.blank.sum()),
+        "sha256": index.fingerprint,
     }
 
 
-def prepared_facts(path: Path) -> dict[str, Any]:
-    data, record = open_prepared(path), read_record(path)
+def _largest_id(path: Path) -> int:
+    return scan_file(path, open_external(path)).max_id
+
+
+def prepared_info(data: Dataset, path: Path) -> dict[str, Any]:
+    record = read_record(path)
     facts: dict[str, Any] = {
         "source": data.source,
         "documents": data.num_documents,
@@ -81,7 +85,7 @@ def _lengths(name: str, sizes: np.ndarray) -> dict[str, list[int]]:  # (n,)
     return {name: [int(sizes.min()), int(np.median(sizes)), int(sizes.max())]}
 
 
-def tokenizer_facts(tokenizer: Tokenizer) -> dict[str, Any]:
+def tokenizer_info(tokenizer: Tokenizer) -> dict[str, Any]:
     lengths = [len(value) for value in tokenizer.table]
     added = [token["content"] for token in tokenizer.spec.get("added_tokens") or []]
     return {
@@ -94,15 +98,15 @@ def tokenizer_facts(tokenizer: Tokenizer) -> dict[str, Any]:
     }
 
 
-def text_facts(tokenizer: Tokenizer, stream: Iterable[Piece]) -> dict[str, Any]:
-    """How a tokenizer does on a text: how much a token holds, what comes back, and what it has no id for."""
+def text_info(tokenizer: Tokenizer, chunks: Iterable[Chunk]) -> dict[str, Any]:
+    """A tokenizer on a text: bytes per token, whether it decodes to the same text, and how much it has no id for."""
     tokens = num_bytes = characters = unknown = 0
     used, same = np.zeros(tokenizer.vocab_size, bool), True
     unknown_id = _unknown_id(tokenizer)
-    for text, _ in stream:
+    for text, *_ in chunks:
         characters += len(text)
         num_bytes += len(text.encode())
-        if isinstance(tokenizer, CharTokenizer):  # has no id for what it does not know: counted, and left out
+        if isinstance(tokenizer, CharTokenizer):  # raises on unknown characters: count and skip them
             known = "".join(character for character in text if character in tokenizer.known)
             unknown += len(text) - len(known)
             ids = tokenizer.encode(known)
@@ -124,7 +128,7 @@ def text_facts(tokenizer: Tokenizer, stream: Iterable[Piece]) -> dict[str, Any]:
 
 
 def _unknown_id(tokenizer: Tokenizer) -> int:
-    """The id that stands for whatever has none, or -1. Unigram models give its number, others its name."""
+    """The id of the unknown token, or -1. Unigram models store its number, others its name."""
     model = tokenizer.spec["model"]
     if isinstance(model.get("vocab"), dict):
         return model["vocab"].get(model.get("unk_token"), -1)
@@ -133,7 +137,7 @@ def _unknown_id(tokenizer: Tokenizer) -> int:
 
 
 def sample_windows(data: Dataset, part: str, count: int, length: int, seed: int) -> list[str]:
-    """Some windows of a part as text, each document's beginning marked."""
+    """Some windows of a part as text, with a mark where a document begins."""
     tokens, starts = (data.train, data.train_starts) if part == "train" else (data.val, data.val_starts)
     length = min(length, len(tokens))
     places = draws(key(seed, "sample", part), 0, count) % np.uint64(len(tokens) - length + 1)

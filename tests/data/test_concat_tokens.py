@@ -1,11 +1,11 @@
-"""Several files read as the one array that they would be, and never made into it."""
+"""Several token files are indexed like one array, and never converted to one."""
 
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tapeless.data.joined import JoinedTokens, as_plain, joined
+from tapeless.data.token_files import ConcatTokens, as_plain, concat_tokens
 
 WHOLE = np.random.default_rng(1).integers(0, 60_000, 50).astype("<u2")
 
@@ -20,8 +20,8 @@ def parts(tmp_path: Path) -> list[np.memmap]:
 
 
 def test_it_is_indexed_as_one_array(parts: list[np.memmap]):
-    tokens = joined(parts)
-    assert isinstance(tokens, JoinedTokens)
+    tokens = concat_tokens(parts)
+    assert isinstance(tokens, ConcatTokens)
     assert (len(tokens), tokens.dtype, tokens.itemsize) == (50, WHOLE.dtype, 2)
     assert [int(tokens[place]) for place in range(50)] == WHOLE.tolist()
     for start in range(0, 51, 3):
@@ -36,20 +36,20 @@ def test_it_is_indexed_as_one_array(parts: list[np.memmap]):
 
 
 @pytest.mark.parametrize("key", [50, -1, [3, 50], [-1, 4]])
-def test_a_place_outside_is_an_error_and_never_another_token(parts: list[np.memmap], key: object):
+def test_a_position_out_of_range_is_an_error(parts: list[np.memmap], key: object):
     with pytest.raises(IndexError, match="of 50 tokens"):
-        joined(parts)[key]
+        concat_tokens(parts)[key]
 
 
-def test_it_is_never_made_into_one_array(parts: list[np.memmap]):
-    tokens = joined(parts)
-    with pytest.raises(TypeError, match="5 token files are not made into one array"):
+def test_it_is_never_converted_to_one_array(parts: list[np.memmap]):
+    tokens = concat_tokens(parts)
+    with pytest.raises(TypeError, match="5 token files are not converted to one array"):
         np.asarray(tokens)
-    with pytest.raises(IndexError, match="takes every token"):
+    with pytest.raises(IndexError, match="must have step 1"):
         tokens[::2]
     assert as_plain(tokens) is tokens
 
 
-def test_one_file_stays_what_it_is(parts: list[np.memmap]):
-    assert joined(parts[:1]) is parts[0]
+def test_one_file_is_returned_as_it_is(parts: list[np.memmap]):
+    assert concat_tokens(parts[:1]) is parts[0]
     assert type(as_plain(parts[0])) is np.ndarray

@@ -1,4 +1,4 @@
-"""Word by word: the package's own ids, for every kind of text; and which tokenizers may go that way."""
+"""The word cache: the package's own ids for every kind of text, and which tokenizers may use it."""
 
 import json
 from typing import Any
@@ -8,9 +8,8 @@ import pytest
 
 pytest.importorskip("tokenizers")
 
-from tapeless.data import words
-from tapeless.data.bpe import BpeTokenizer, train_bpe
-from tapeless.data.words import LONGEST, WORD
+from tapeless.data import bpe
+from tapeless.data.bpe import CACHED_LENGTH, WORD, BpeTokenizer, train_bpe
 
 TEXT = "The cat's mat, they'll say, isn't 12 or 345 feet\n\n  wide;\tit 'd be  seen -- \"so\" !!\r\nEnd.\n" * 20
 ALPHABETS = {
@@ -47,7 +46,7 @@ def test_random_texts(tokenizer: BpeTokenizer, alphabet: str):
 def test_a_text_that_is_partly_beyond_ascii(tokenizer: BpeTokenizer):
     lines = TEXT.splitlines(keepends=True)
     mixed = "".join(line if i % 3 else f"\u201c{line.strip()}\u201d  \n \n" for i, line in enumerate(lines))
-    assert {by_word for by_word, _ in tokenizer.words._blocks(mixed)} == {True, False}
+    assert {by_word for by_word, _ in tokenizer.word_cache._blocks(mixed)} == {True, False}
     check_same(tokenizer, [mixed, TEXT, "", mixed[::-1]])
 
 
@@ -61,13 +60,13 @@ def test_a_word_alone_is_one_word():
 
 
 def test_what_is_kept_is_bounded(tokenizer: BpeTokenizer, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(words, "MOST", 10)
+    monkeypatch.setattr(bpe, "CACHED_WORDS", 10)
     fresh = BpeTokenizer(tokenizer.spec)
-    long = "a" * (LONGEST + 1)
+    long = "a" * (CACHED_LENGTH + 1)
     for text in (TEXT, long, TEXT[::-1]):
         check_same(fresh, [text])
-        assert 0 < len(fresh.words) <= 10
-        assert long not in fresh.words
+        assert 0 < len(fresh.word_cache) <= 10
+        assert long not in fresh.word_cache
 
 
 def with_added(tokenizer: BpeTokenizer, *contents: str, **flags: bool) -> BpeTokenizer:
@@ -100,9 +99,9 @@ OTHERS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("change", OTHERS)
 def test_other_tokenizers_are_left_to_the_package(tokenizer: BpeTokenizer, change: str):
     other = BpeTokenizer(tokenizer.spec | OTHERS[change])
-    assert other.words is None
+    assert other.word_cache is None
     check_same(other, [TEXT, "", "é"])
 
 
 def test_merges_by_chance_are_left_to_the_package(tokenizer: BpeTokenizer):
-    assert BpeTokenizer(tokenizer.spec | {"model": tokenizer.spec["model"] | {"dropout": 0.5}}).words is None
+    assert BpeTokenizer(tokenizer.spec | {"model": tokenizer.spec["model"] | {"dropout": 0.5}}).word_cache is None

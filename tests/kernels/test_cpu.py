@@ -78,7 +78,7 @@ def test_fresh_gradients_are_those_of_zeroed_ones(ops: str, dtype: str, options:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_threads_do_not_change_a_kernels_bits(dtype: str):
-    """The kernels' own: products are the library's, which may cut its sums by the number of threads."""
+    """Of the kernels alone: matmuls are the library's, which may split its sums by the number of threads."""
     import numba
 
     ops = choose("cpu", torch.device("cpu"), dtype).ops
@@ -99,7 +99,7 @@ def test_threads_do_not_change_a_kernels_bits(dtype: str):
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
 
 
-def test_the_optimizer_writes_the_copy_that_products_read():
+def test_the_optimizer_writes_the_copy_in_the_compute_dtype():
     model, (tokens, targets) = Transformer(SMALL, dtype="bfloat16", ops="cpu"), data()
     optimizer = optimizer_of(model, TrainConfig())
     assert isinstance(optimizer, AdamW)
@@ -137,7 +137,7 @@ WIDE = replace(SMALL, hidden_dim=256, intermediate_dim=300, num_heads=8, num_kv_
 )
 @pytest.mark.parametrize(("dtype", "bound"), [("float32", 1e-5), ("bfloat16", 0.03)])
 def test_decoding_equals_the_full_forward(case: ModelCase, dtype: str, bound: float):
-    """Token by token, from the first one on and behind a prompt, against float64 of the reference."""
+    """Token by token, from the first one on and after a prompt, against float64 of the reference."""
     truth, model = (
         Transformer(case.config, dtype=name, ops=ops, initialized=False)
         for name, ops in (("float64", "reference"), (dtype, "cpu"))
@@ -161,7 +161,7 @@ OBLONG = [(1, 2, 1, 7, 70, 8)]  # more keys than queries, which documents cannot
     [*((*shape, False) for shape in SQUARE + OBLONG), *((*shape, True) for shape in SQUARE)],
 )
 def test_attention_in_bfloat16(B: int, H: int, G: int, T: int, S: int, D: int, cut: bool):
-    """Beside the reference op in bfloat16, at sizes where blocks, pairs and paddings all occur, odd ones too; cut: into
+    """Compared with the reference op in bfloat16, at sizes where blocks, pairs and paddings all occur, odd ones too; cut: into
     documents."""
     q, k, v = (torch.randn(B, heads, length, D).bfloat16() for heads, length in ((H, T), (G, S), (G, S)))
     do, documents = torch.randn(B, T, H * D).bfloat16(), (torch.arange(T) // 11).expand(B, T) if cut else None
@@ -211,7 +211,7 @@ def test_blocks_of_the_head(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize(("V", "rows"), [(256, 4096), (32000, 512), (50304, 512), (128256, 256), (2**25, 1), (2**27, 1)])
 def test_rows_of_logits(V: int, rows: int):
-    """Many of short ones, enough for good products of long ones, and one at least."""
+    """Many short ones, enough long ones for fast matmuls, and at least one."""
     assert linear_cross_entropy.rows_of_logits(4096, V) == rows
     assert linear_cross_entropy.rows_of_logits(0, V) == 0
 

@@ -16,7 +16,7 @@ pytest.importorskip("numba")
 SMALL = ModelConfig(
     vocab_size=1000, hidden_dim=64, num_layers=3, num_heads=4, num_kv_heads=2, head_dim=24, intermediate_dim=112, max_seq_len=96
 )
-SHAPE = (6, 96)  # every block is larger than what a workspace leaves to the C library
+SHAPE = (6, 96)  # every block is larger than workspace.SMALL
 MODELS = {
     "llama": SMALL,
     "gpt2": replace(SMALL, norm="layer", norm_bias=True, position="learned", ffn="gelu", ffn_bias=True, attn_bias=True),
@@ -32,7 +32,7 @@ def workspace_of(model: Transformer) -> Workspace:
 @pytest.mark.parametrize("recompute", ["none", "cheap", "full"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", MODELS)
-def test_a_dry_step_takes_what_a_real_one_does(name: str, dtype: str, recompute: str):
+def test_a_dry_step_allocates_what_a_real_one_does(name: str, dtype: str, recompute: str):
     config = MODELS[name]
     real = Transformer(config, ops="cpu", dtype=dtype, recompute=recompute)
     tokens = torch.randint(0, config.vocab_size, SHAPE)
@@ -47,14 +47,14 @@ def test_a_dry_step_takes_what_a_real_one_does(name: str, dtype: str, recompute:
         dry.forward_backward(tokens.to(META), tokens.to(META), num_targets=1, accumulate=False, check=False)
         assert dry_set.workspace.allocated == workspace_of(real).allocated
     assert dry_set.workspace.lent == 0
-    real.loss(tokens[:4], tokens[:4])  # of another shape, so that the old blocks go
+    real.loss(tokens[:4], tokens[:4])  # of another shape, so that the old blocks are released
     dry.loss(tokens[:4].to(META), tokens[:4].to(META), num_targets=1, check=False)
     assert dry_set.workspace.allocated == workspace_of(real).allocated
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", [*MODELS, "lora"])
-def test_a_dry_capture_has_what_a_real_one_has(name: str, dtype: str):
+def test_a_dry_capture_owns_what_a_real_one_owns(name: str, dtype: str):
     config, lora = MODELS.get(name, SMALL), Lora(3, 2.0, "all-linear") if name == "lora" else None
     real = Transformer(config, ops="cpu", dtype=dtype, lora=lora)
     dry = Transformer(config, device=META, ops="reference", dtype=dtype, initialized=False, lora=lora)
@@ -74,8 +74,8 @@ def test_a_dry_capture_has_what_a_real_one_has(name: str, dtype: str):
 
 
 @pytest.mark.parametrize("there", [True, False])
-def test_what_onednn_takes_by_itself_is_counted(there: bool, monkeypatch: pytest.MonkeyPatch):
-    """The result and the packed weights of the largest product: here of the logits, all rows of the batch at once."""
+def test_what_onednn_allocates_is_counted(there: bool, monkeypatch: pytest.MonkeyPatch):
+    """The result and the packed weights of the largest matmul: here of the logits, all rows of the batch at once."""
     for name, value in {"ONEDNN": there, "LEAST": 0, "ROWS": 1}.items():
         monkeypatch.setattr(f"tapeless.kernels.cpu.matmul.{name}", value)
     dry = Transformer(SMALL, device=META, ops="reference", initialized=False)
@@ -89,7 +89,7 @@ def test_what_onednn_takes_by_itself_is_counted(there: bool, monkeypatch: pytest
     assert dry_set.workspace.library == (4 * (rows * V + C * V) if there else 0)
 
 
-def test_a_block_comes_back_when_its_last_view_goes():
+def test_a_block_returns_when_its_last_view_is_freed():
     dry_set = dry_ops("cpu")
     assert dry_set is not None
     ws = dry_set.workspace
@@ -104,5 +104,5 @@ def test_a_block_comes_back_when_its_last_view_goes():
     assert (ws.lent, ws.allocated, again.shape) == (80_000, 80_000, (200, 100))
 
 
-def test_any_other_set_has_no_dry_set():
+def test_other_sets_have_no_dry_variant():
     assert dry_ops("reference") is None

@@ -1,4 +1,4 @@
-"""Blocks are lent again as soon as nobody sees them, and never before."""
+"""Blocks are lent again as soon as no tensor refers to them, and never before."""
 
 import gc
 from dataclasses import replace

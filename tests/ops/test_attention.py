@@ -45,7 +45,7 @@ def test_documents_are_sealed_off_bit_for_bit():
     documents = torch.tensor([[0, 0, 0, 1, 1, 1, 1], [0, 0, 0, 0, 0, 0, 0]])
     _, saved = attention_forward(q, k, v, documents)
     do = torch.randn(B, T, H * D, dtype=torch.float64)
-    do[0, :3] = 0  # only the second document is asked
+    do[0, :3] = 0  # only the second document has an upstream gradient
     for dx in attention_backward(do, saved):
         assert torch.equal(dx[0, :, :3], torch.zeros_like(dx[0, :, :3]))
         assert (dx[0, :, 3:] != 0).any()

@@ -17,7 +17,7 @@ def test_contract(case: OpCase):
     check_op(case)
 
 
-def kept(key: int, p: float = 0.5, first_sample: int = 0) -> torch.Tensor:
+def mask(key: int, p: float = 0.5, first_sample: int = 0) -> torch.Tensor:
     y, _ = dropout_forward(torch.ones(8, 5, 7), p=p, key=key, first_sample=first_sample)
     return y != 0
 
@@ -44,8 +44,8 @@ def test_the_mask_of_a_sample_does_not_depend_on_the_micro_batch():
 
 
 def test_masks_differ_between_samples_steps_purposes_and_seeds():
-    masks = [kept(dropout_key(*name)) for name in ((0, 0, "a"), (1, 0, "a"), (0, 1, "a"), (0, 0, "b"))]
-    masks.append(kept(dropout_key(0, 0, "a"), first_sample=8))
+    masks = [mask(dropout_key(*name)) for name in ((0, 0, "a"), (1, 0, "a"), (0, 1, "a"), (0, 0, "b"))]
+    masks.append(mask(dropout_key(0, 0, "a"), first_sample=8))
     for i, a in enumerate(masks):
         for b in masks[:i]:
             assert 0.3 < (a == b).double().mean().item() < 0.7  # unrelated masks agree on half of the elements
@@ -54,4 +54,4 @@ def test_masks_differ_between_samples_steps_purposes_and_seeds():
 def test_elements_beyond_32_bits_are_counted():
     """A sample far into a long run: its index times its size no longer fits 32 bits, and must not wrap around."""
     far = 2**32 // 35 * 35 + 2**32
-    assert not torch.equal(kept(KEY, first_sample=far), kept(KEY, first_sample=far % 2**32))
+    assert not torch.equal(mask(KEY, first_sample=far), mask(KEY, first_sample=far % 2**32))

@@ -1,4 +1,4 @@
-"""The gate and the product behind it: the contract, and one layer worked out by hand."""
+"""The gate and the linear map after it: the contract, and one layer worked out by hand."""
 
 import torch
 

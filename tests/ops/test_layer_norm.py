@@ -21,7 +21,7 @@ def test_a_constant_row_gives_the_bias():
 
 
 def test_gradient_sums_to_zero_and_is_orthogonal_to_the_input_without_eps():
-    """Neither shifting nor stretching a row changes anything."""
+    """Neither shifting nor scaling a row changes the result."""
     x, dy, w = (torch.randn(*shape, dtype=torch.float64) for shape in ((3, 7), (3, 7), (7,)))
     _, saved = layer_norm_forward(x, w, None, eps=0.0)
     dx = layer_norm_backward(dy, saved, w, None, None, None)

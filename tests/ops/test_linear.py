@@ -1,4 +1,4 @@
-"""linear: the contract, one map worked out by hand, and bfloat16 products into a float32 gradient."""
+"""linear: the contract, one map worked out by hand, and bfloat16 matmuls into a float32 gradient."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""lora: the contract, beside a linear map and beside ffn_down, and one term worked out by hand."""
+"""lora: the contract, as adapter of a linear map and of ffn_down, and one term worked out by hand."""
 
 import torch
 

@@ -47,7 +47,7 @@ def test_row_sum_of_bfloat16_is_held_in_float32():
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
-def test_add_product_adds(dtype: torch.dtype):
+def test_accumulate_matmul_adds(dtype: torch.dtype):
     dw = torch.ones(2, 3)
     accumulate_matmul(dw, torch.ones(2, 5, dtype=dtype), torch.ones(5, 3, dtype=dtype))
     assert torch.equal(dw, torch.full((2, 3), 6.0))

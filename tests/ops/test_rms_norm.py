@@ -21,7 +21,7 @@ def test_a_row_of_zeros_is_finite():
 
 
 def test_gradient_is_orthogonal_to_the_input_without_eps():
-    """Stretching a row changes nothing, so the gradient has no part along it."""
+    """Scaling a row changes nothing, so the gradient is orthogonal to it."""
     x, dy, w = (torch.randn(*shape, dtype=torch.float64) for shape in ((3, 7), (3, 7), (7,)))
     _, saved = rms_norm_forward(x, w, eps=0.0)
     dx = rms_norm_backward(dy, saved, w, None)

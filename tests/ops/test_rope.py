@@ -33,13 +33,13 @@ def test_position_zero_is_left_alone():
     assert torch.equal(rope_forward(x, theta=1e4)[0], x)
 
 
-def test_products_depend_on_the_distance_alone():
+def test_dot_products_depend_on_the_distance_alone():
     q, k = (torch.randn(1, 1, 1, 6, dtype=torch.float64) for _ in range(2))
 
-    def product(t: int, s: int) -> torch.Tensor:
+    def dot(t: int, s: int) -> torch.Tensor:
         return (rope_forward(q, theta=1e4, offset=t)[0] * rope_forward(k, theta=1e4, offset=s)[0]).sum()
 
-    assert distance(product(1009, 1002), product(9, 2)).largest <= METAMORPHIC["float64"]
+    assert distance(dot(1009, 1002), dot(9, 2)).largest <= METAMORPHIC["float64"]
 
 
 def test_offset_equals_the_tail_of_a_longer_sequence():

@@ -12,7 +12,7 @@ def test_contract(case: OpCase):
     check_op(case)
 
 
-def test_no_value_goes_beyond_the_cap():
+def test_no_value_exceeds_the_cap():
     y, saved = softcap_forward(torch.tensor([-1e30, -50.0, 0.0, 50.0, 1e30]), cap=30.0)
     assert (y.abs() <= 30.0).all()
     assert y[[0, 2, 4]].tolist() == [-30.0, 0.0, 30.0]

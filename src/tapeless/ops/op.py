@@ -17,7 +17,7 @@
   therefore drop it by name and restore an equal one, whatever else the implementation saves.
 - Ops are holomorphic where they are smooth (no abs, no conjugation; branches look at the real part), so that they can be
   checked by the complex step.
-Tested by: tests/ops/test_op.py."""
+Tested by: tests/ops/test_op.py, tests/kernels/test_backward_dw.py."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace

@@ -1,4 +1,4 @@
-"""Products of tiles against numpy, also transposed, added to, and inside larger buffers."""
+"""Matmuls of tiles against numpy, also transposed, accumulated, and inside larger buffers."""
 
 import numba
 import numpy as np
@@ -19,7 +19,7 @@ def multiply(c, c0, c_row, a, a_row, a_col, b, b_row, M, N, K, add):
 @pytest.mark.parametrize("K", [0, 1, 7, 64])
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("add", [False, True])
-def test_product(M: int, N: int, K: int, transposed: bool, add: bool):
+def test_matmul(M: int, N: int, K: int, transposed: bool, add: bool):
     rng = np.random.default_rng(0)
     a, b = rng.standard_normal((M, K), np.float32), rng.standard_normal((K, N), np.float32)
     margin, row = 5, N + 3

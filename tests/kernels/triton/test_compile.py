@@ -1,4 +1,4 @@
-"""Every kernel compiles for a real GPU, here where there is none: the interpreter takes what the compiler refuses."""
+"""Every kernel compiles for a real GPU, also on machines without one: the interpreter accepts what the compiler refuses."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""What takes a GPU: the library's attention, the captured step, the whole set by the levels."""
+"""What needs a GPU: the library's attention, the captured step, the whole set by the levels."""
 
 import math
 from dataclasses import replace

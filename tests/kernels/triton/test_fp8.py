@@ -1,4 +1,4 @@
-"""Products in eight bits. Numbers that eight bits hold are multiplied exactly, so that a wrong scale, a wrong place or a wrong
+"""Matmuls in fp8. Numbers that fp8 represents are multiplied exactly, so that a wrong scale, a wrong place or a wrong
 transpose shows in full; with any others the error is that of rounding to three or two bits of mantissa."""
 
 import pytest
@@ -27,7 +27,7 @@ ROUNDED, FORWARD, BACKWARD = 0.03 * CUT, 0.045 * CUT, 0.07 * CUT
 
 
 def exact(*shape: int, seed: int = 0) -> Tensor:
-    """-1, 0, 1, and what two bits of mantissa have beside them."""
+    """-1, 0, 1, and further values with two bits of mantissa."""
     generator = torch.Generator().manual_seed(seed)
     numbers = torch.tensor([-3.0, -2.0, -1.0, 0.0, 0.0, 0.5, 1.0, 2.0])
     return numbers[torch.randint(len(numbers), shape, generator=generator)].to(DEVICE, DTYPE)
@@ -40,7 +40,7 @@ def ordinary(*shape: int, seed: int = 0) -> Tensor:
 pytestmark = [
     pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # numpy, in the interpreter, of infinities
     pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning"),  # the interpreter, of a condition
-    pytest.mark.skipif(ON_GPU and torch.cuda.get_device_capability() < FP8_CAPABILITY, reason="this GPU has no such products"),
+    pytest.mark.skipif(ON_GPU and torch.cuda.get_device_capability() < FP8_CAPABILITY, reason="this GPU has no fp8 matmuls"),
 ]
 
 
@@ -103,8 +103,8 @@ def test_linear_of_exact_numbers_is_exact(bias: bool, overwrite: bool):
     op = fp8_linear(overwrite=overwrite)
     y, saved = op.forward(x, w, b)
     dx = op.backward(dy, saved, w, b, dw, db)
-    truth, kept = LINEAR.forward(x.float(), w.float(), None if b is None else b.float())
-    truth_dx = LINEAR.backward(dy.float(), kept, w.float(), b, truth_dw, truth_db)
+    truth, saved = LINEAR.forward(x.float(), w.float(), None if b is None else b.float())
+    truth_dx = LINEAR.backward(dy.float(), saved, w.float(), b, truth_dw, truth_db)
     assert isinstance(saved, Fp8LinearSaved)
     for claimed, wanted in ((y, truth), (dx, truth_dx)):
         assert torch.equal(claimed, wanted.to(DTYPE))
@@ -118,8 +118,8 @@ def test_linear_of_ordinary_numbers():
     op, dw, truth_dw = fp8_linear(), *torch.zeros(2, 96, 128, device=DEVICE)
     y, saved = op.forward(x, w, None)
     dx = op.backward(dy, saved, w, None, dw, None)
-    truth, kept = LINEAR.forward(x.float(), w.float(), None)
-    truth_dx = LINEAR.backward(dy.float(), kept, w.float(), None, truth_dw, None)
+    truth, saved = LINEAR.forward(x.float(), w.float(), None)
+    truth_dx = LINEAR.backward(dy.float(), saved, w.float(), None, truth_dw, None)
     assert 0 < distance(y.float(), truth).l2 < FORWARD
     assert 0 < distance(dx.float(), truth_dx).l2 < BACKWARD
     assert 0 < distance(dw, truth_dw).l2 < BACKWARD
@@ -172,7 +172,7 @@ def test_a_gate_of_exact_numbers_is_exact():
 
 
 @pytest.mark.parametrize("width", [32, 24], ids=["that fits", "that does not fit"])
-def test_a_gradient_that_is_in_eight_bits_already_for_a_product(width: int):
+def test_a_gradient_that_is_fp8_already(width: int):
     x, w, dy = exact(32, width), exact(48, width, seed=1), exact(32, 48, seed=2) / 64
     op, dw, dw_of_bits = fp8_linear(), *torch.zeros(2, 48, width, device=DEVICE)
     _, saved = op.forward(x, w, None)

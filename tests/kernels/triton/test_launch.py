@@ -36,7 +36,7 @@ def counted(ops: str) -> dict[str, int]:
 
 
 def test_bytes_of_a_step_by_hand():
-    """What is small beside them (statistics, tables of angles, weights of norms, partial sums) is less than a tenth."""
+    """Small arguments (statistics, tables of angles, weights of norms, partial sums) are less than a tenth."""
     moved, params = counted("triton"), Transformer(MODEL, device=META, ops="reference", initialized=False).store.flat.numel()
     expected = {
         "_norm_forward_kernel": 2 * N * C * (2 + 4 * 2 * L),  # x, delta, s, n; the first has no delta

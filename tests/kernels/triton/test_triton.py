@@ -80,7 +80,7 @@ def test_blocks_of_the_head(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_unknown_ids_touch_nothing():
-    """In a captured step nobody can look before: the kernels themselves stay within the table."""
+    """A captured step cannot check them first: the kernels themselves stay within the table."""
     w, dw = torch.randn(5, 8, device=DEVICE), torch.zeros(5, 8, device=DEVICE)
     y, saved = OPS.embed.forward(torch.tensor([4, 5, -1, 0], device=DEVICE), w)
     assert torch.equal(y, torch.stack([w[4], torch.zeros_like(w[0]), torch.zeros_like(w[0]), w[0]]))

@@ -4,7 +4,7 @@ torch uses MKL in float32 and oneDNN in bfloat16. On AMD CPUs with AVX-512 oneDN
 matmuls with weights, though not for their gradients (docs/log.md). Its only entry point, made for torch's compiler, returns a
 new tensor; the copy costs less than the gain.
 The choice depends on the machine and the shapes alone, so results on one machine are bitwise repeatable.
-Tested by: tests/kernels/cpu/test_matmul.py."""
+Tested by: tests/kernels/cpu/test_cpu_matmul.py."""
 
 import llvmlite.binding as llvm
 import torch

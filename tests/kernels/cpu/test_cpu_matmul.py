@@ -1,4 +1,4 @@
-"""Products by either library: right, repeatable, honest about NaN; and which one it is."""
+"""Matmuls by either library: correct, repeatable, propagating NaN; and which library is chosen."""
 
 from operator import attrgetter
 
@@ -14,13 +14,13 @@ from tapeless.kernels.cpu.matmul import matmul
 from tapeless.verify.cases import cases_of
 
 OPS = choose("cpu", torch.device("cpu"), "float32").ops
-WITH_PRODUCTS = [case for case in cases_of(OPS) if case.name.startswith(("linear", "ffn_down"))]
-THERE = pytest.mark.skipif(not hasattr(torch.ops.mkldnn, "_linear_pointwise"), reason="this torch has no door to oneDNN")
+WITH_MATMULS = [case for case in cases_of(OPS) if case.name.startswith(("linear", "ffn_down"))]
+THERE = pytest.mark.skipif(not hasattr(torch.ops.mkldnn, "_linear_pointwise"), reason="this torch has no entry point to oneDNN")
 
 
 @pytest.fixture
 def onednn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every product in float32 by oneDNN, whatever the machine and the size."""
+    """Every matmul in float32 by oneDNN, whatever the machine and the size."""
     monkeypatch.setattr(module, "ONEDNN", True)
     monkeypatch.setattr(module, "LEAST", 0)
     monkeypatch.setattr(module, "ROWS", 1)
@@ -28,7 +28,7 @@ def onednn(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @THERE
 @pytest.mark.usefixtures("onednn")
-@pytest.mark.parametrize("case", WITH_PRODUCTS, ids=attrgetter("name"))
+@pytest.mark.parametrize("case", WITH_MATMULS, ids=attrgetter("name"))
 def test_contract(case):
     check_kernel(case, ["float32"])
 
@@ -37,8 +37,8 @@ def test_contract(case):
 @pytest.mark.usefixtures("onednn")
 @pytest.mark.parametrize("bias", [False, True], ids=["plain", "bias"])
 @pytest.mark.parametrize("sizes", [(1, 1, 1), (7, 33, 65), (130, 512, 70), (1, 300, 5)], ids=str)
-@pytest.mark.parametrize("turned", [False, True], ids=["as it lies", "transposed"])
-def test_a_product(sizes: tuple[int, int, int], turned: bool, bias: bool):
+@pytest.mark.parametrize("turned", [False, True], ids=["plain", "transposed"])
+def test_a_matmul(sizes: tuple[int, int, int], turned: bool, bias: bool):
     M, K, N = sizes
     a, b = torch.randn(M, K + 3)[:, :K], torch.randn(N, K).t() if turned else torch.randn(K, N)
     c = torch.randn(N) if bias else None
@@ -53,7 +53,7 @@ def test_a_product(sizes: tuple[int, int, int], turned: bool, bias: bool):
 
 @THERE
 @pytest.mark.usefixtures("onednn")
-def test_nan_goes_through():
+def test_nan_is_propagated():
     a, out = torch.randn(5, 40), torch.empty(5, 30)
     a[2, 7] = torch.nan
     matmul(a, torch.zeros(40, 30), out)

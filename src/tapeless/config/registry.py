@@ -42,3 +42,12 @@ OPTIMIZERS = Registry(
         "muon": "tapeless.optim.muon:Muon",
     }
 )
+REPORTERS = Registry(
+    {
+        "html": "tapeless.report.reporters.html:HtmlReporter",
+        "csv": "tapeless.report.reporters.csv:CsvReporter",
+        "tensorboard": "tapeless.report.reporters.tensorboard:TensorBoardReporter",
+        "wandb": "tapeless.report.reporters.wandb:WandbReporter",
+        "trackio": "tapeless.report.reporters.trackio:TrackioReporter",
+    }
+)

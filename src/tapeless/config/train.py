@@ -6,10 +6,8 @@ from dataclasses import dataclass
 
 from tapeless.config.fields import INFINITY, check_types, nearest, option, require, seconds
 from tapeless.config.model import Lora
-from tapeless.config.registry import OPTIMIZERS
+from tapeless.config.registry import OPTIMIZERS, REPORTERS
 from tapeless.errors import WARMUP_TOO_LONG, ConfigError
-
-REPORTERS = ("html", "csv", "tensorboard", "wandb", "trackio")  # what report_to may name: report/reporters.py
 
 
 @dataclass(frozen=True)
@@ -95,7 +93,7 @@ class TrainConfig:
     sample_prompt: str = option("", "what a sample continues; by default the first token of the validation part")
     sample_temperature: float = option(0.8, "temperature of samples; 0: always the likeliest token")
     layer_stats_every: int = option(50, "steps between looks at memory and at each layer's gradient and update; 0: none")
-    report_to: str = option("html", "where the run is told too, by commas: html, csv, tensorboard, wandb, trackio; or none")
+    report_to: str = option("html", f"comma-separated loggers: {', '.join(REPORTERS)}; or none")
     verify: bool = option(True, "check the gradients on the first batch before the first step")
 
     def __post_init__(self) -> None:

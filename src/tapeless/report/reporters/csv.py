@@ -1,24 +1,23 @@
-"""metrics.csv: a row for each step, evaluation and look at the layers, for spreadsheets and data frames.
+"""metrics.csv: one row per step, with its evaluation and layer statistics, for spreadsheets and data frames.
 
-One row a step, its evaluation and its look in the same row: a step's row is written when the next step begins.
-Tested by: tests/report/test_csv_table.py."""
+A step's row is written when the next step begins.
+Tested by: tests/report/test_csv.py."""
 
 import csv
 from collections.abc import Iterable
 from typing import Any
 
-from tapeless.report.reporters import Event, Reporter
+from tapeless.report.metrics import METRICS, Event
+from tapeless.report.reporters import Reporter
 from tapeless.train.run_dir import RunDir
 
-STEP = ("step", "epoch", "tokens", "loss", "lr", "grad_norm", "step_seconds", "tokens_per_second", "time")
-EVAL = ("val_loss", "perplexity", "bits_per_byte")
-WATCH = ("memory_bytes", "device_memory_bytes")
+COLUMNS = [metric.key for metric in METRICS if not metric.per_layer]
 
 
-class CsvTable(Reporter):
+class CsvReporter(Reporter):
     def __init__(self, run: RunDir):
         self._file = open(run.path / "metrics.csv", "w", newline="", encoding="utf-8")  # noqa: SIM115  for the life of the run
-        self._table = csv.DictWriter(self._file, [*STEP, *EVAL, *WATCH], extrasaction="ignore")
+        self._table = csv.DictWriter(self._file, COLUMNS, extrasaction="ignore")
         self._table.writeheader()
         self._row: dict[str, Any] = {}
 
@@ -29,9 +28,8 @@ class CsvTable(Reporter):
     def event(self, event: Event) -> None:
         if event["event"] == "step":
             self._write_row()
-            self._row = dict(event)
-        elif event["event"] in ("eval", "watch") and event["step"] == self._row.get("step"):
-            self._row |= {name: event[name] for name in (*EVAL, *WATCH) if name in event}
+        if event["event"] == "step" or (event["event"] in ("eval", "layer_stats") and event["step"] == self._row.get("step")):
+            self._row |= {m.key: event.get(m.key) for m in METRICS if m.event == event["event"] and not m.per_layer}
         elif event["event"] == "checkpoint":
             self._file.flush()
 

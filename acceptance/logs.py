@@ -1,5 +1,5 @@
-"""Runs logged to W&B (offline) and Trackio, killed and resumed: the losses there are those of metrics.jsonl, each run is one run
-there, nothing connects to a network, and a failing reporter does not end a run.
+"""Runs logged to W&B (offline) and Trackio, killed and resumed: the losses there are those of metrics.jsonl, in one run there,
+nothing connects to a network, and a failing reporter does not end a run.
 
 python acceptance/logs.py [STEPS]
 Needs a Python with tapeless' dependencies, wandb and trackio: this one, or the one that TAPELESS_LOGS_PYTHON names. Connections
@@ -45,7 +45,7 @@ def environment(folder: Path) -> dict[str, str]:
     """A home of its own, W&B offline, and the sources of this checkout."""
     paths = [str(HOME.parent / "src"), str(HOME), os.environ.get("PYTHONPATH", "")]
     own = {"HOME": str(folder / "home"), "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, paths))}
-    return os.environ | own | {"WANDB_MODE": "offline", "TRACKIO_DIR": str(folder / "trackio")}
+    return os.environ | own | {"WANDB_MODE": "offline", "TRACKIO_DIR": str(folder / "trackio-data")}
 
 
 def begun(folder: Path, *arguments: object, trace: Path | None = None) -> subprocess.Popen[str]:
@@ -74,29 +74,26 @@ def after_steps(run: RunDir, process: subprocess.Popen[str], count: int) -> None
         sys.exit(f"{process.stderr and process.stderr.read()}\nthe run ended before step {count}")
 
 
-def wandb_files(run: RunDir) -> list[Path]:
-    """One for each process of the run, in order."""
-    return sorted((run.path / "wandb").glob("offline-run-*/*.wandb"))
+def wandb_file(run: RunDir) -> Path:
+    (file,) = (run.path / "wandb").glob("offline-run-*/*.wandb")
+    return file
 
 
 def wandb_rows(run: RunDir) -> list[dict[str, Any]]:
-    rows = []
-    for file in wandb_files(run):
-        command = [PYTHON, "-c", READ, str(file)]
-        done = subprocess.run(command, env=environment(run.path.parent), capture_output=True, text=True, check=True)
-        rows += [json.loads(line) for line in done.stdout.splitlines()]
-    return rows
+    command = [PYTHON, "-c", READ, str(wandb_file(run))]
+    done = subprocess.run(command, env=environment(run.path.parent), capture_output=True, text=True, check=True)
+    return [json.loads(line) for line in done.stdout.splitlines()]
 
 
 def trackio_rows(run: RunDir) -> list[dict[str, Any]]:
     """By SQL, without Trackio."""
-    with sqlite3.connect(run.path.parent / "trackio" / "tapeless.db") as database:
+    with sqlite3.connect(run.path.parent / "trackio-data" / "tapeless.db") as database:
         found = database.execute("select run_id, step, metrics from metrics order by id").fetchall()
     return [{"run_id": name, "step": step, **json.loads(metrics)} for name, step, metrics in found]
 
 
 def by_step(rows: list[dict[str, Any]], step: str, name: str) -> list[tuple[int, float]]:
-    """Steps behind the last checkpoint are logged twice if the process is killed: with equal values, or both are listed."""
+    """Trackio has steps after the last checkpoint twice if the process is killed: with equal values, or both are listed."""
     return sorted({(row[step], row[name]) for row in rows if name in row})
 
 
@@ -137,7 +134,7 @@ def check_resume(claims: Claims, folder: Path, count: int) -> None:
     after_steps(run, process, count // 2 + 20)
     os.killpg(process.pid, signal.SIGKILL)
     process.communicate()
-    first, killed_at = wandb_files(run)[0].name, steps(run, "step")[-1]
+    first, killed_at = wandb_file(run).name, steps(run, "step")[-1]
     process = begun(folder, "train", "resume", run.path, "--json", trace=trace)
     out, err = process.communicate()
     claims.check(
@@ -151,8 +148,8 @@ def check_resume(claims: Claims, folder: Path, count: int) -> None:
     claims.check(
         "the run's id after the resume, in W&B and in Trackio",
         bound=f"{first}, one run",
-        measured=f"{', '.join({file.name for file in wandb_files(run)})}, {len(names)} run",
-        ok={file.name for file in wandb_files(run)} == {first} and len(names) == 1,
+        measured=f"{wandb_file(run).name}, {len(names)} run",
+        ok=wandb_file(run).name == first and len(names) == 1,
     )
     check_connects(claims, trace)
 
@@ -182,8 +179,8 @@ def break_wandb(process: subprocess.Popen[str], run: RunDir) -> None:
 
 
 def break_trackio(process: subprocess.Popen[str], run: RunDir) -> None:
-    shutil.rmtree(run.path.parent / "trackio")
-    (run.path.parent / "trackio").write_text("not a directory")
+    shutil.rmtree(run.path.parent / "trackio-data")
+    (run.path.parent / "trackio-data").write_text("not a directory")
 
 
 BREAKS: dict[str, tuple[str, Callable[[subprocess.Popen[str], RunDir], None]]] = {

@@ -185,7 +185,7 @@ def test_mutations_end_in_a_model_or_in_an_error_of_ours(bases: list[Path], tmp_
             pytest.fail(f"seed {seed}, {done}: {type(error).__name__}: {error}")
         assert time.monotonic() - start < LIMIT, f"seed {seed}, {done}"
     assert found["read"] < MUTATIONS / 3  # most mutations do harm
-    assert {"FOREIGN", "INPUT", "OUT_OF_RANGE", "WRONG_TYPE", "DATA"} <= found.keys()
+    assert {"UNTRUSTED_FILE", "INPUT", "OUT_OF_RANGE", "WRONG_TYPE", "DATA"} <= found.keys()
     assert capfd.readouterr() == ("", "")
 
 
@@ -230,4 +230,4 @@ def test_the_command_says_it_in_one_line(bases: list[Path], tmp_path: Path, capf
 
 def test_errors_are_typed():
     assert issubclass(UntrustedFileError, TapelessError)
-    assert (UntrustedFileError.code, UntrustedFileError.exit_status) == ("FOREIGN", 2)
+    assert (UntrustedFileError.code, UntrustedFileError.exit_status) == ("UNTRUSTED_FILE", 2)

@@ -4,6 +4,7 @@ import json
 import logging
 import os
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -97,14 +98,26 @@ def test_online_if_the_user_is_logged_in_or_wandb_mode_says_so(
     assert fake.exit_codes == [0]
 
 
-def test_a_resume_continues_the_run_and_sends_no_step_of_the_history_twice(tmp_path: Path, fake: FakeWandb):
-    run = empty_run(tmp_path / "run")
+def test_online_a_resume_continues_the_run_and_sends_no_step_twice(tmp_path: Path, fake: FakeWandb):
+    run, fake.logged_in = empty_run(tmp_path / "run"), True
     log_run(run, [event for event in course(120) if event["event"] != "end"])
+    fake.step = 121  # as the server says
     log_run(run, list(course(150)))
     assert fake.inits[0]["id"] == fake.inits[1]["id"]
     losses = [(step, values["loss/train"]) for step, values in fake.rows if "loss/train" in values]
     assert losses == [(step, loss_at(step)) for step in range(1, 151)]
     assert fake.exit_codes == [1, 0]  # the first process ended without an end
+
+
+def test_offline_a_resume_writes_everything_again_and_removes_the_file_before(tmp_path: Path, fake: FakeWandb):
+    run = empty_run(tmp_path / "run")
+    log_run(run, list(course(12)))
+    before = run.path / "wandb" / f"offline-run-20260101_000000-{fake.inits[0]['id']}"
+    before.mkdir(parents=True)
+    log_run(run, list(course(15)))
+    losses = [step for step, values in fake.rows if "loss/train" in values]
+    assert losses == [*range(1, 13), *range(1, 16)]
+    assert not before.exists()
 
 
 def test_a_new_event_at_a_step_that_the_server_has_is_not_sent(tmp_path: Path, fake: FakeWandb):
@@ -118,7 +131,7 @@ def test_the_loss_of_averaged_weights_is_sent(tmp_path: Path, fake: FakeWandb):
     assert fake.rows[0][1]["loss/validation_ema"] == 1.5
 
 
-def test_a_failure_is_one_warning_and_the_next_resume_sends_what_is_missing(
+def test_a_failure_is_one_warning_and_the_next_resume_sends_everything(
     tmp_path: Path, fake: FakeWandb, caplog: pytest.LogCaptureFixture
 ):
     run, fake.fails_at = logged_run(tmp_path / "run", 20), 13
@@ -129,7 +142,7 @@ def test_a_failure_is_one_warning_and_the_next_resume_sends_what_is_missing(
     fake.fails_at = None
     with Reporters(run, "wandb"):
         pass
-    assert [step for step, values in fake.rows if "loss/train" in values] == [*range(1, 21)]
+    assert [step for step, values in fake.rows if "loss/train" in values] == [*range(1, 13), *range(1, 21)]
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -142,9 +155,10 @@ def test_offline_files_of_the_package_itself(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
     run = empty_run(tmp_path / "run", lr=0.25)
     log_run(run, [event for event in course(12) if event["event"] != "end"])
+    time.sleep(1.1)  # the name of a folder has the second it was made in
     log_run(run, list(course(15)))
-    files = sorted((run.path / "wandb").glob("offline-run-*/*.wandb"))
-    records = [Record.FromString(record) for file in files for record in wandb_records(file)]
+    (file,) = (run.path / "wandb").glob("offline-run-*/*.wandb")
+    records = [Record.FromString(record) for record in wandb_records(file)]
     rows = [
         {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in record.history.item}
         for record in records

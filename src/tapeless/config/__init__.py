@@ -25,4 +25,4 @@ from tapeless.config.registry import REPORTERS as REPORTERS
 from tapeless.config.sampling import Sampling as Sampling
 from tapeless.config.train import TrainConfig as TrainConfig
 
-WEIGHTS = ("raw", "ema")  # of a run: as they were trained, or their moving average
+WEIGHTS = ("raw", "ema")  # of a checkpoint: trained, or their moving average

@@ -1,7 +1,7 @@
 """Optimizers and reporters by name. A name is known without importing the module that implements it.
 
 To add one: a file in optim/ or report/ and a line below. Outside of the package: OPTIMIZERS.register("lion", Lion).
-Tested by: tests/test_config.py, tests/optim/test_registry.py, tests/report/test_registry.py."""
+Tested by: tests/optim/test_registry.py, tests/report/test_reporters.py."""
 
 from collections.abc import Collection, Iterator
 from importlib import import_module

@@ -46,8 +46,8 @@ class Reporter(ABC):
 
 
 class ServiceReporter(Reporter):
-    """A reporter to a service with runs of its own. A resumed process continues the same run there and sends only those events
-    of the history that were not sent before: the run's id and the last step sent are in a file of the run's directory."""
+    """A reporter to a service with runs of its own, which a resumed process continues: the id there and the last step sent are
+    in a file of the run's directory."""
 
     def __init__(self, run: RunDir):
         self.run, self.package = run, package(str(self.requires))
@@ -59,16 +59,15 @@ class ServiceReporter(Reporter):
         if self._state.exists():
             state = json.loads(self._state.read_bytes())
         self._id, self._step = state["id"], state["step"]
-        self.open(self._id, self.run.path.resolve().name, read_run_config(self.run.config).tables())
+        first = self.open(self._id, self.run.path.resolve().name, read_run_config(self.run.config).tables())
         self._save()
-        sent = self._step
         for event in history:
-            if event.get("step", 0) > sent:
+            if event.get("step", 0) >= first:
                 self.event(event)
 
     @abstractmethod
-    def open(self, run_id: str, name: str, config: dict[str, Any]) -> None:
-        """Begin or continue a run."""
+    def open(self, run_id: str, name: str, config: dict[str, Any]) -> int:
+        """Start or continue a run. Returned is the first step of the history to send."""
 
     @abstractmethod
     def send(self, event: Event) -> None: ...

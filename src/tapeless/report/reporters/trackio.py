@@ -14,9 +14,10 @@ from tapeless.report.reporters import PROJECT, ServiceReporter
 class TrackioReporter(ServiceReporter):
     requires = "trackio"
 
-    def open(self, run_id: str, name: str, config: dict[str, Any]) -> None:
+    def open(self, run_id: str, name: str, config: dict[str, Any]) -> int:
         with redirect_stdout(sys.stderr):  # it prints, and stdout may be JSON
             self.package.init(PROJECT, f"{name}-{run_id}", config=config, resume="allow", embed=False)
+        return self._step + 1
 
     def send(self, event: Event) -> None:
         values: dict[str, Any] = dict(scalars(event))

@@ -1,11 +1,14 @@
 """W&B: online if the user is logged in or WANDB_MODE says so, else offline files in the run's directory, for `wandb sync`.
 
-W&B accepts no step before its last one. A resumed run repeats its steps bit for bit, so those that W&B has are not sent again.
+A server accepts no step before its last one; a resumed run repeats its steps bit for bit, so those that the server has are
+not sent. Offline, a killed process may leave an incomplete file, so a resumed process writes all steps again and removes it.
 Needs the package wandb: pip install 'tapeless[wandb]'.
 Tested by: tests/report/test_wandb.py."""
 
 import os
+import shutil
 from html import escape
+from pathlib import Path
 from typing import Any
 
 from tapeless.report.metrics import Event, scalars
@@ -16,10 +19,11 @@ class WandbReporter(ServiceReporter):
     requires = "wandb"
     _ended = False
 
-    def open(self, run_id: str, name: str, config: dict[str, Any]) -> None:
+    def open(self, run_id: str, name: str, config: dict[str, Any]) -> int:
         mode = os.environ.get("WANDB_MODE")
         if not mode:
             mode = "online" if self.package.login(prompt=False, verify=False) else "offline"
+        before = list(self.run.path.glob(f"wandb/offline-run-*-{run_id}"))
         self._run = self.package.init(
             mode=mode,
             project=os.environ.get("WANDB_PROJECT", PROJECT),
@@ -31,6 +35,10 @@ class WandbReporter(ServiceReporter):
             settings=self.package.Settings(console="off", silent=True),
         )
         log.info("W&B, %s: %s", mode, self._run.url or self._run.dir)
+        for folder in before if mode == "offline" else ():
+            if not Path(self._run.dir).is_relative_to(folder.resolve()):
+                shutil.rmtree(folder)
+        return 0
 
     def send(self, event: Event) -> None:
         self._ended = event["event"] == "end"

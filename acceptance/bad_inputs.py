@@ -141,7 +141,7 @@ def config_cases(folder: Path) -> list[Case]:
         Case("indivisible heads", "INDIVISIBLE", new("--num-heads", "4", "--num-kv-heads", "3"), "num_heads 4 is not "),
         Case("warm-up beyond the steps", "WARMUP_TOO_LONG", new("--warmup-steps", "3"), "warmup_steps 3 is beyond max_steps 2"),
         Case("memory beyond what is free", "TOO_LARGE", new("--batch-size", str(10**10)), "the training step needs "),
-        Case("disk full at start", "DISK_FULL", new(*room), "not enough room on the disk: "),
+        Case("disk full at start", "DISK_FULL", new(*room), "not enough space on the disk: "),
         Case("pickle as tokenizer", "PICKLE", new("--tokenizer", str(folder / "weights.pt")), "give a tokenizer.json"),
     ]
 

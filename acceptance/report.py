@@ -19,7 +19,7 @@ from tapeless.config import ModelConfig, TrainConfig, load_preset
 from tapeless.data.files import file_sha256
 from tapeless.data.prepare import prepare
 from tapeless.model.transformer import Transformer
-from tapeless.report.html_page import SHARE, HtmlPage
+from tapeless.report.reporters.html import SHARE, HtmlReporter
 from tapeless.training.layer_stats import LayerStats
 from tapeless.training.metrics_log import MetricsLog
 from tapeless.training.run_dir import RunDir
@@ -28,7 +28,7 @@ from tapeless.training.trainer import Trainer
 SMALL = ["--hidden-dim", 64, "--num-layers", 4, "--num-heads", 4, "--intermediate-dim", 172, "--max-seq-len", 64]
 SMALL += ["--batch-size", 6, "--max-steps", 1200, "--eval-every", 60, "--sample-every", 300, "--layer-stats-every", 30]
 RUNS = {"cosine": ["--lr", 4e-3], "wsd": ["--lr", 1e-3, "--lr-schedule", "wsd"]}
-SINGLE = ("grad_norm", "clip_rate", "lr", "speed", "memory")  # charts of one curve a run
+SINGLE = ("grad_norm", "clip_rate", "lr", "tokens_per_second", "memory")  # charts of one curve a run
 LONG, BYTES, SECONDS = 100_000, 1_000_000, 10
 COST, ACCURACY = 0.01, 0.02
 PICTURES = {"light": (1200, 1750, []), "dark": (1200, 1750, [DARK]), "phone": (390, 1200, []), "comparison": (1200, 1180, [])}
@@ -108,9 +108,9 @@ def check_cost(claims: Claims, folder: Path) -> dict[str, float]:
     look = LayerStats(trainer.model, 1)
     step = median_seconds(lambda: trainer.step(*batch))
     watch = median_seconds(lambda: (look.before(), look.after(1.0)))
-    page = HtmlPage(RunDir(folder / "cosine"))
+    page = HtmlReporter(RunDir(folder / "cosine"))
     event = of_kind(RunDir(folder / "cosine"), "step")[-1]
-    told = median_seconds(lambda: [page.story.take(event) for _ in range(100)]) / 100
+    told = median_seconds(lambda: [page.history.add(event) for _ in range(100)]) / 100
     share = (watch / config.layer_stats_every + told) / step + SHARE
     claims.check(
         f"looks at the layers of tiny (8 x 128 in one thread, a step of {1e3 * step:.1f} ms), {1e3 * watch:.2f} ms every "

@@ -1,13 +1,13 @@
-"""What a process of ours does before it loads its libraries.
+"""Process settings made before torch is imported.
 
 Tested by: tests/test_start.py."""
 
 import gc
 
-OBJECTS = 10_000  # made since the last look for cycles; Python's own number is 700
+OBJECTS = 10_000  # allocations between collections; Python's default is 700
 
 
 def raise_gc_threshold() -> None:
-    """Loading torch and Numba makes hundreds of thousands of objects, all of which stay. To look through them for garbage again
-    and again takes a sixth of the time that loading takes."""
+    """Importing torch and Numba allocates hundreds of thousands of long-lived objects; collecting among them at the default
+    threshold takes a sixth of the import time."""
     gc.set_threshold(OBJECTS)

@@ -68,7 +68,7 @@ def little(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> N
     ("little", "code", "words"),
     [
         (("available_bytes", 1000), "TOO_LARGE", "choose a smaller model"),
-        (("free_disk", 1000), "DISK_FULL", "not enough room on the disk"),
+        (("free_disk", 1000), "DISK_FULL", "not enough space on the disk"),
     ],
     indirect=["little"],
 )

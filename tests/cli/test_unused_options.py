@@ -18,7 +18,7 @@ ALONE = [
     (["--patience", "2", "--eval-every", "0"], "patience counts evaluations"),
     (["--freeze", " , "], "names no parameter"),
     (["--eps", "inf"], "eps must be above 0"),
-    (["--report-to", "none,html"], "none stands alone"),
+    (["--report-to", "none,html"], "none cannot be combined"),
 ]
 
 

@@ -96,10 +96,10 @@ def test_a_run_takes_them_over(tmp_path: Path, kind: str, prefix: str):
 def test_a_tokenizer_has_to_be_given_and_no_pickle_is_read(tmp_path: Path):
     folder = folder_of(tmp_path, "nanogpt")
     (folder / "meta.pkl").write_bytes(b"cos\nsystem\n(S'false'\ntR.")
-    with pytest.raises(DataError, match=r"say nothing of their tokenizer, and meta.pkl is a pickle, which is never") as caught:
+    with pytest.raises(DataError, match=r"do not name their tokenizer, and meta.pkl is a pickle, which is never") as caught:
         prepare(TrainConfig(dataset_path=str(folder)), 256, tmp_path / "run")
     assert caught.value.code == "NO_TOKENIZER"
-    with pytest.raises(DataError, match="say nothing of their tokenizer"):
+    with pytest.raises(DataError, match="do not name their tokenizer"):
         prepare(TrainConfig(dataset_path=str(folder), tokenizer="char"), 256, tmp_path / "run")
 
 

@@ -155,11 +155,11 @@ def test_gzip(tmp_path: Path):
     write(tmp_path / "a.txt.gz", gzip.compress(b"plain"))
     assert read_documents(str(tmp_path)) == ["plain", *(f"document {i}" for i in range(50))]
     write(tmp_path / "b.jsonl.gz", gzip.compress(lines.encode())[:-9])
-    with pytest.raises(DataError, match=r"b.jsonl.gz: not a whole gzip file: .*; get the file again") as caught:
+    with pytest.raises(DataError, match=r"b.jsonl.gz: not a complete gzip file: .*; get the file again") as caught:
         read_documents(str(tmp_path))
     assert caught.value.code == "NOT_WHOLE"
     write(tmp_path / "b.jsonl.gz", b"{}")
-    with pytest.raises(DataError, match="not a whole gzip file: Not a gzipped file"):
+    with pytest.raises(DataError, match="not a complete gzip file: Not a gzipped file"):
         read_documents(str(tmp_path))
 
 
@@ -170,7 +170,7 @@ def test_zstandard(tmp_path: Path):
     path = write(tmp_path / "a.jsonl.zst", packed)
     assert read_documents(path) == [f"document {i}" for i in range(50)]
     write(tmp_path / "a.jsonl.zst", b"{}" * 20)
-    with pytest.raises(DataError, match=r"a.jsonl.zst: not a whole zstandard file"):
+    with pytest.raises(DataError, match=r"a.jsonl.zst: not a complete zstandard file"):
         read_documents(path)
 
 

@@ -57,7 +57,7 @@ def spoken_problems(said: Said, errno: int) -> list[str]:
     problems = [word for word in ("INTERNAL", "Traceback") if word in said.words]
     if said.status not in (0, 1, 2):
         problems.append(f"exit status {said.status}")
-    if said.status and os.strerror(errno) not in said.words and "not enough room on the disk" not in said.words:
+    if said.status and os.strerror(errno) not in said.words and "not enough space on the disk" not in said.words:
         problems.append(f"the reason is not told: {said.words}")
     return problems
 

@@ -41,7 +41,7 @@ def test_gradients_of_another_model_are_refused():
 
 def test_a_name_that_is_no_parameter_is_refused():
     model = small_model()
-    with pytest.raises(ConfigError, match=r"'head\.W', which is no parameter; did you mean 'head\.w'"):
+    with pytest.raises(ConfigError, match=r"'head\.W', which is not a parameter; did you mean 'head\.w'"):
         AdamW(model.params, model.grads, decay=["head.W"])
 
 

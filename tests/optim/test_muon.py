@@ -13,7 +13,7 @@ from tapeless.model.simple_lm import SimpleLM, SimpleLMConfig
 from tapeless.model.transformer import Transformer
 from tapeless.optim import AdamW, Muon
 from tapeless.optim import muon as module
-from tapeless.optim.muon import batches, orthogonal, products_dtype
+from tapeless.optim.muon import batches, matmul_dtype, orthogonal
 from tapeless.verify.tolerances import NEWTON_SCHULZ, OPTIMIZER
 
 HIDDEN = {f"blocks.0.attn.w{x}" for x in "qkvo"} | {f"blocks.0.ffn.w_{x}" for x in ("gate", "up", "down")}
@@ -61,7 +61,7 @@ def test_every_step_is_that_of_the_textbook(nesterov: bool, weight_decay: float)
 
 @pytest.mark.parametrize("nesterov", [False, True])
 def test_torch_has_the_same_up_to_its_bfloat16(nesterov: bool, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(module, "products_dtype", lambda p: torch.bfloat16)
+    monkeypatch.setattr(module, "matmul_dtype", lambda p: torch.bfloat16)
     model = small_model("float32")
     ours = Muon(model.params, model.grads, lr=0.01, momentum=0.8, nesterov=nesterov, weight_decay=0.1)
     start, theirs = ({name: w.clone() for name, w in model.params.items() if name in HIDDEN} for _ in range(2))
@@ -162,7 +162,7 @@ def test_batches_are_of_one_shape_hold_every_matrix_once_and_end_at_the_limit(mo
 
 def test_products_are_in_bfloat16_where_they_are_fast():
     found = {
-        (device, dtype): products_dtype(SimpleNamespace(device=torch.device(device), dtype=dtype))  # type: ignore[arg-type]
+        (device, dtype): matmul_dtype(SimpleNamespace(device=torch.device(device), dtype=dtype))  # type: ignore[arg-type]
         for device in ("cpu", "cuda", "mps")
         for dtype in (torch.float32, torch.float64)
     }

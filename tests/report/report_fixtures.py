@@ -1,4 +1,4 @@
-"""Runs that were never trained: a directory, and events as a trainer tells them."""
+"""Runs that were never trained: a directory, and events as a trainer emits them."""
 
 import math
 from collections.abc import Iterator
@@ -36,7 +36,7 @@ def step_event(step: int, **changes: Any) -> dict[str, Any]:
     return {"event": "step", "step": step, **(usual | changes)}
 
 
-def watch_event(step: int, **changes: Any) -> dict[str, Any]:
+def layer_stats_event(step: int, **changes: Any) -> dict[str, Any]:
     norms = {group: 0.1 * (i + 1) for i, group in enumerate(GROUPS)}
     ratios = {group: 1e-3 / (i + 1) for i, group in enumerate(GROUPS)}
     memory = {"memory_bytes": 400_000_000 + step, "device_memory_bytes": None}
@@ -63,7 +63,7 @@ def course(steps: int, *, every: int = 100, floor: float | None = None) -> Itera
     for step in range(1, steps + 1):
         yield step_event(step)
         if step % 50 == 0 or step == 1:
-            yield watch_event(step)
+            yield layer_stats_event(step)
         if step % every == 0:
             yield {"event": "checkpoint", "step": step, "path": f"step-{step:08d}", "time": 1.7e9}
             yield eval_event(step, loss_at(step) + 0.05)
@@ -71,7 +71,7 @@ def course(steps: int, *, every: int = 100, floor: float | None = None) -> Itera
     yield {"event": "end", "step": steps, "reason": "done", "time": 1.7e9}
 
 
-def told_run(path: Path, steps: int = 300, *, floor: float | None = None, **train: Any) -> RunDir:
+def logged_run(path: Path, steps: int = 300, *, floor: float | None = None, **train: Any) -> RunDir:
     """A run whose metrics.jsonl is there."""
     run = empty_run(path, **train)
     with MetricsLog(run.metrics) as log:
@@ -80,8 +80,8 @@ def told_run(path: Path, steps: int = 300, *, floor: float | None = None, **trai
     return run
 
 
-def story_of(path: Path, steps: int, **train: Any) -> RunHistory:
-    story = RunHistory(empty_run(path, **train))
+def history_of(path: Path, steps: int, **train: Any) -> RunHistory:
+    history = RunHistory(empty_run(path, **train))
     for event in course(steps):
-        story.take(event)
-    return story
+        history.add(event)
+    return history

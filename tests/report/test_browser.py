@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from browser import BROWSER, DARK, curves, opened
-from report_fixtures import course, empty_run, told_run
+from report_fixtures import course, empty_run, logged_run
 
 from tapeless.report.history import RunHistory
 from tapeless.report.page import render
@@ -28,11 +28,11 @@ document.title = JSON.stringify(said);
 
 def test_curves_are_drawn_and_nothing_is_complained_of(tmp_path: Path):
     page = tmp_path / "page.html"
-    page.write_text(render([RunHistory.of(told_run(tmp_path / "run", 600, floor=1.4))]))
+    page.write_text(render([RunHistory.read(logged_run(tmp_path / "run", 600, floor=1.4))]))
     dom, complaints = opened(page)
     assert complaints == []
     assert len(curves(dom, "loss")) == 2
-    for chart in ("grad_norm", "clip_rate", "lr", "speed", "memory"):
+    for chart in ("grad_norm", "clip_rate", "lr", "tokens_per_second", "memory"):
         assert len(curves(dom, chart)) == 1
         assert "NaN" not in curves(dom, chart)[0]
     assert dom.count('class="cell"') == 2 * 11 * 13  # layers x looks
@@ -43,9 +43,9 @@ def test_curves_are_drawn_and_nothing_is_complained_of(tmp_path: Path):
 
 @pytest.mark.slow
 def test_several_runs_share_the_charts(tmp_path: Path):
-    stories = [RunHistory.of(told_run(tmp_path / name, steps)) for name, steps in (("a", 300), ("b", 1500), ("c", 20))]
+    histories = [RunHistory.read(logged_run(tmp_path / name, steps)) for name, steps in (("a", 300), ("b", 1500), ("c", 20))]
     page = tmp_path / "page.html"
-    page.write_text(render(stories))
+    page.write_text(render(histories))
     dom, complaints = opened(page, DARK)
     assert complaints == []
     assert len(curves(dom, "loss")) == 5  # c was never evaluated
@@ -56,19 +56,19 @@ def test_several_runs_share_the_charts(tmp_path: Path):
 def test_a_run_of_no_steps_and_of_one(tmp_path: Path):
     empty, one = RunHistory(empty_run(tmp_path / "empty")), RunHistory(empty_run(tmp_path / "one"))
     for event in [event for event in course(1) if event["event"] != "end"]:
-        one.take(event)
-    for number, stories in enumerate(([empty], [one], [empty, one])):
+        one.add(event)
+    for number, histories in enumerate(([empty], [one], [empty, one])):
         page = tmp_path / f"{number}.html"
-        page.write_text(render(stories))
+        page.write_text(render(histories))
         dom, complaints = opened(page)
         assert complaints == []
         assert "NaN" not in dom
-        assert len(curves(dom, "loss")) == len(stories) - (empty in stories)
+        assert len(curves(dom, "loss")) == len(histories) - (empty in histories)
 
 
 def with_script(folder: Path) -> str:
     """A page into which somebody has got a script."""
-    text = render([RunHistory.of(told_run(folder / "run", 600))])
+    text = render([RunHistory.read(logged_run(folder / "run", 600))])
     return text.replace("</body>", f"<script>{READER}</script></body>")
 
 

@@ -18,7 +18,7 @@ def test_few_points_stay_as_they_are():
 
 
 @pytest.mark.parametrize("steps", [9, 16, 17, 1000, 4097])
-def test_stretches_hold_what_lies_in_them(steps: int):
+def test_spans_hold_their_steps(steps: int):
     draw = random.Random(steps)
     values = [draw.uniform(-1, 1) for _ in range(steps)]
     buckets = Buckets(8)
@@ -30,8 +30,8 @@ def test_stretches_hold_what_lies_in_them(steps: int):
     assert len(buckets.cells) == len(parts)
     found = buckets.ranges("x")
     assert found["mean"] == pytest.approx([sum(part) / len(part) for part in parts], rel=1e-4)
-    assert found["least"] == pytest.approx([min(part) for part in parts], rel=1e-4)
-    assert found["greatest"] == pytest.approx([max(part) for part in parts], rel=1e-4)
+    assert found["min"] == pytest.approx([min(part) for part in parts], rel=1e-4)
+    assert found["max"] == pytest.approx([max(part) for part in parts], rel=1e-4)
     assert buckets.sums("n") == [len(part) for part in parts]
     assert buckets.steps()[-1] == steps
     assert buckets.last("n")[-1] == 1
@@ -41,7 +41,7 @@ def test_a_spike_is_never_averaged_away():
     buckets = Buckets(16)
     for step in range(1, 10_001):
         buckets.add(step, {"x": 100.0 if step == 4567 else 1.0})
-    assert max(value for value in buckets.ranges("x")["greatest"] if value is not None) == 100
+    assert max(value for value in buckets.ranges("x")["max"] if value is not None) == 100
 
 
 def test_what_is_no_number_leaves_a_gap():

@@ -9,7 +9,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from report_fixtures import NASTY, empty_run, story_of, told_run
+from report_fixtures import NASTY, empty_run, history_of, logged_run
 
 from tapeless.report.history import RunHistory
 from tapeless.report.page import COLORS, HOME, render
@@ -42,17 +42,17 @@ class Tags(HTMLParser):
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
-    return told_run(tmp_path_factory.mktemp("runs") / "a <b> & 'c'", 300, sample_prompt=NASTY)
+    return logged_run(tmp_path_factory.mktemp("runs") / "a <b> & 'c'", 300, sample_prompt=NASTY)
 
 
 @pytest.fixture(scope="module")
 def page(run: RunDir) -> str:
-    return render([RunHistory.of(run)])
+    return render([RunHistory.read(run)])
 
 
 def test_every_element_is_closed(page: str, run: RunDir):
     assert Tags(page).open == []
-    assert Tags(render([RunHistory.of(run)] * 2, ["a", "<b>"])).open == []
+    assert Tags(render([RunHistory.read(run)] * 2, ["a", "<b>"])).open == []
 
 
 def test_data_is_text_and_nothing_else(page: str):
@@ -90,7 +90,7 @@ def test_the_policy_allows_its_own_script_and_style_alone(page: str):
 
 
 def test_everything_is_there(page: str):
-    for words in ("Gradient norm by layer", "Update to weight by layer", "Memory", "Throughput", "Learning rate", "Samples"):
+    for words in ("Gradient norm by layer", "Update / weight by layer", "Memory", "Throughput", "Learning rate", "Samples"):
         assert words in page
     for field in ("hidden_dim", "lr_schedule", "layer_stats_every", "tokenizer_hash", "torch", "argv"):
         assert f"<th>{field}</th>" in page
@@ -98,16 +98,16 @@ def test_everything_is_there(page: str):
     assert "832,512 parameters" in page
 
 
-def test_fields_that_are_not_the_defaults_stand_out(tmp_path: Path):
+def test_non_default_values_are_highlighted(tmp_path: Path):
     page = render([RunHistory(empty_run(tmp_path / "run", lr=0.5))])
     assert "<tr class=set><th>lr</th><td>0.5</td></tr>" in page
     assert "<tr><th>batch_size</th><td>8</td></tr>" in page
 
 
 def test_several_runs_say_in_what_they_differ(tmp_path: Path):
-    stories = [story_of(tmp_path / name, 200, lr=lr, out_dir=name) for name, lr in (("a", 0.1), ("b", 0.2))]
-    page = render(stories)
-    (table,) = re.findall(r"what differs.*?</table>", page, re.S)
+    histories = [history_of(tmp_path / name, 200, lr=lr, out_dir=name) for name, lr in (("a", 0.1), ("b", 0.2))]
+    page = render(histories)
+    (table,) = re.findall(r"differences.*?</table>", page, re.S)
     assert "<tr><th>train.lr</th><td>0.1</td><td>0.2</td></tr>" in table
     assert table.count("<tr") == 1  # behind the head: not the folder
     assert [run["name"] for run in json.loads(Tags(page).texts["script"][0])["runs"]] == ["a", "b"]
@@ -115,15 +115,15 @@ def test_several_runs_say_in_what_they_differ(tmp_path: Path):
 
 
 def test_of_a_run_that_never_began(tmp_path: Path):
-    page = render([RunHistory.of(empty_run(tmp_path / "run"))])
-    assert "under way when this was written" in page
+    page = render([RunHistory.read(empty_run(tmp_path / "run"))])
+    assert "running when this page was written" in page
     assert Tags(page).open == []
 
 
 def test_a_hundred_thousand_steps_fit(tmp_path: Path):
-    story = story_of(tmp_path / "run", 100_000)
+    history = history_of(tmp_path / "run", 100_000)
     begun = time.perf_counter()
-    size = len(render([story]).encode())
+    size = len(render([history]).encode())
     assert size < 300_000
     assert time.perf_counter() - begun < 2
 

@@ -3,8 +3,7 @@
 from pathlib import Path
 
 import pytest
-
-from tapeless.report.wandb_records import BLOCK, FIRST, FRONT, HEAD, LAST, ONLY, wandb_records
+from wandb_records import BLOCK, FIRST, FRONT, HEAD, LAST, ONLY, wandb_records
 
 RECORDS = [b"first", b"", b"a" * (3 * BLOCK), b"b" * 100, b"c" * BLOCK, b"last"]
 MIDDLE = 3

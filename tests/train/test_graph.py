@@ -125,10 +125,10 @@ def test_where_it_cannot_be_it_says_why(caplog: pytest.LogCaptureFixture, monkey
     model = Transformer(CONFIG, ops="interpreted")
     assert graphed_step(model, optimizer_of(model, train), train) is None  # a CPU has no graphs, and nobody expects one
     cases = {
-        "wait for the device": (Transformer(CONFIG, ops="reference"), train),
+        "synchronize within a step": (Transformer(CONFIG, ops="reference"), train),
         "a step of SGD cannot be captured": (model, replace(train, optimizer="sgd")),
         "a step of Muon cannot be captured": (model, replace(train, optimizer="muon")),
-        "mask of dropout": (Transformer(replace(CONFIG, dropout=0.1), ops="interpreted"), train),
+        "dropout masks": (Transformer(replace(CONFIG, dropout=0.1), ops="interpreted"), train),
     }
     for reason, (each, config) in cases.items():
         optimizer = optimizer_of(each, config)

@@ -188,7 +188,7 @@ def test_a_directory_that_cannot_be_trusted_leaves_nothing_behind(source: Path, 
         assert main([str(word) for word in command]) == 2
         said.append(capsys.readouterr().err)
     assert said[0] == said[1]
-    assert "error[FOREIGN]" in said[0]
+    assert "error[UNTRUSTED_FILE]" in said[0]
     assert not out.exists()
     weights.write_bytes(whole)
     assert train(*words, "--tokenizer", tmp_path / "tokenizer.json") == 0

@@ -188,5 +188,5 @@ def test_the_command_ends_with_3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     run = begin_run(tmp_path / "run", config())
     monkeypatch.setattr("tapeless.training.invariants.IDENTITY", {"float32": -math.inf})
     assert main(["train", "resume", str(run.path), "--override", "check_invariants_every=4"]) == 3
-    assert capsys.readouterr().err.splitlines()[-1].startswith("error[IDENTITY]: step 4: ")
+    assert capsys.readouterr().err.splitlines()[-1].startswith("error[INVARIANT]: step 4: ")
     assert [event["step"] for event in events(run, ["step"])] == [1, 2, 3]

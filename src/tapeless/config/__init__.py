@@ -22,8 +22,8 @@ from tapeless.config.recipe import preset_names as preset_names
 from tapeless.config.recipe import preset_recipe as preset_recipe
 from tapeless.config.recipe import read_recipe as read_recipe
 from tapeless.config.registry import OPTIMIZERS as OPTIMIZERS
+from tapeless.config.registry import REPORTERS as REPORTERS
 from tapeless.config.sampling import Sampling as Sampling
-from tapeless.config.train import REPORTERS as REPORTERS
 from tapeless.config.train import TrainConfig as TrainConfig
 
-WEIGHTS = ("raw", "ema")  # of a run: as they were trained, or their moving average
+WEIGHTS = ("raw", "ema")  # of a checkpoint: trained, or their moving average

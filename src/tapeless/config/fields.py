@@ -26,14 +26,14 @@ def require(ok: bool, name: str, expected: str, got: Any) -> None:
 
 
 def seconds(time: str) -> float:
-    """A time as flags and files spell it; 0 is no limit."""
+    """A duration such as 90s in seconds; 0 is no limit."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([smh])", time)
     require(found is not None or time == "0", "max_time", "a number of s, m or h such as 90s, 10m or 2h, or 0", repr(time))
     return INFINITY if found is None else float(found[1]) * SECONDS[found[2]]
 
 
 def check_types(config: Any) -> None:
-    """Every field holds the type it declares and one of its choices; whole numbers are welcome where a float is meant."""
+    """Every field has its declared type and one of its choices; an int is accepted for a float."""
     for f in fields(config):
         value = getattr(config, f.name)
         allowed = f.type.__args__ if hasattr(f.type, "__args__") else (f.type,)
@@ -52,7 +52,7 @@ def check_types(config: Any) -> None:
 
 
 def nearest(word: str, valid: Iterable[str]) -> str:
-    """The hint behind a wrong name: the nearest valid one, or all of them."""
+    """The hint for a wrong name: the nearest valid one, or all of them."""
     import difflib  # only errors need it, and `--help` is instant
 
     valid = list(valid)

@@ -15,7 +15,7 @@ class ModelConfig:
 
     vocab_size: int = option(256, "tokens in the vocabulary [V]")
     hidden_dim: int = option(128, "width of the residual stream [C]")
-    num_layers: int = option(4, "blocks [L]")
+    num_layers: int = option(4, "number of blocks [L]")
     blocks: str = option(
         DEFAULT_BLOCKS,
         "sublayers of a block; / separates layers that differ, and the pattern repeats: attn+ffn/shift+ffn",
@@ -24,25 +24,25 @@ class ModelConfig:
     num_kv_heads: int = option(None, "key and value heads [G]; divides num_heads; default num_heads", derived=True)
     head_dim: int = option(None, "width of a head [D]; default hidden_dim / num_heads", derived=True)
     intermediate_dim: int = option(344, "width of the feed-forward layer [F]")
-    max_seq_len: int = option(128, "longest sequence the model is made for [T]")
-    norm: str = option("rms", "which norm", ("rms", "layer"))
+    max_seq_len: int = option(128, "longest sequence [T]")
+    norm: str = option("rms", "kind of norm", ("rms", "layer"))
     norm_eps: float = option(1e-5, "added to the mean square inside every norm")
     norm_bias: bool = option(False, "LayerNorm with a bias")
-    norm_placement: str = option("pre", "norm before a sublayer, or after its residual sum", ("pre", "post"))
-    position: str = option("rope", "how positions are told apart", ("rope", "learned", "none"))
-    rope_theta: float = option(1e4, "base of the rotary wavelengths")
+    norm_placement: str = option("pre", "norm before each sublayer, or after its residual addition", ("pre", "post"))
+    position: str = option("rope", "position encoding", ("rope", "learned", "none"))
+    rope_theta: float = option(1e4, "base of the rotary frequencies")
     ffn: str = option(
         "swiglu", "feed-forward activation; the first two are gated", ("swiglu", "geglu", "gelu", "tanh", "relu", "relu2")
     )
     ffn_bias: bool = option(False, "biases in the feed-forward layer")
     attn_bias: bool = option(False, "biases in the attention projections")
     qk_norm: bool = option(False, "RMSNorm on each query and key head")
-    tie_embeddings: bool = option(False, "the output product uses the embedding matrix")
-    dropout: float = option(0.0, "probability that an element of the embedding or of a sublayer's output is dropped")
-    z_loss: float = option(0.0, "weight of the squared log-sum-exp in the loss")
-    label_smoothing: float = option(0.0, "share of the target spread evenly over the vocabulary")
-    logit_softcap: float = option(0.0, "logits are bent by cap tanh(logits / cap); 0 leaves them straight")
-    init: str = option("scaled-normal", "how weights begin", ("scaled-normal", "kaiming", "xavier"))
+    tie_embeddings: bool = option(False, "the output layer uses the embedding matrix")
+    dropout: float = option(0.0, "dropout probability on the embedding and on the output of each sublayer")
+    z_loss: float = option(0.0, "weight of the z-loss, the squared log-sum-exp of the logits")
+    label_smoothing: float = option(0.0, "share of the target distribution that is uniform over the vocabulary")
+    logit_softcap: float = option(0.0, "logit soft-cap: cap tanh(logits / cap); 0: off")
+    init: str = option("scaled-normal", "weight initialisation", ("scaled-normal", "kaiming", "xavier"))
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -90,7 +90,7 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class SimpleLMConfig:
-    """The attention-free model that validates a pipeline alone: embedding, LayerNorm, linear, GELU, linear."""
+    """A model without attention, for testing a pipeline: embedding, LayerNorm, linear, GELU, linear."""
 
     vocab_size: int = option(256, "tokens in the vocabulary [V]")
     hidden_dim: int = option(64, "width of the embedding [C]")
@@ -106,11 +106,11 @@ class SimpleLMConfig:
 
 @dataclass(frozen=True)
 class Lora:
-    """Adapters of low rank beside matrices that stay as they are."""
+    """Low-rank adapters of frozen matrices."""
 
     rank: int = option(8, "rank of the adapters [r]")
-    alpha: float = option(16.0, "what they add is multiplied by alpha / r")
-    targets: str = option("wq,wv", "the matrices that have one: names such as wq,wv, or all-linear")
+    alpha: float = option(16.0, "their output is scaled by alpha / r")
+    targets: str = option("wq,wv", "matrices with an adapter: names such as wq,wv, or all-linear")
 
     def __post_init__(self) -> None:
         check_types(self)

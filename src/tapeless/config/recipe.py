@@ -18,7 +18,7 @@ TABLES: dict[str, Any] = {**KINDS, "train": TrainConfig}
 
 
 def checked(table: str, values: Mapping[str, Any], where: str) -> Any:
-    """The configuration of one table, its keys known and its values valid; `where` they stand goes into the error."""
+    """The configuration of one table, with unknown keys and invalid values refused; `where` goes into the error."""
     valid = [f.name for f in fields(TABLES[table])]
     for key in values:
         if key not in valid:
@@ -30,7 +30,7 @@ def checked(table: str, values: Mapping[str, Any], where: str) -> Any:
 
 
 class Recipe(NamedTuple):
-    """What a preset or a file sets, before flags: the kind of model, its fields, and those of its training."""
+    """What a preset or a file sets: the kind of model, its fields, and those of the training."""
 
     kind: str  # model | simplelm
     model: dict[str, Any]

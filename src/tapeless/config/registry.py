@@ -1,7 +1,7 @@
 """Optimizers and reporters by name. A name is known without importing the module that implements it.
 
 To add one: a file in optim/ or report/ and a line below. Outside of the package: OPTIMIZERS.register("lion", Lion).
-Tested by: tests/test_config.py, tests/optim/test_registry.py, tests/report/test_registry.py."""
+Tested by: tests/optim/test_registry.py, tests/report/test_reporters.py."""
 
 from collections.abc import Collection, Iterator
 from importlib import import_module
@@ -40,5 +40,14 @@ OPTIMIZERS = Registry(
         "adam": "tapeless.optim.adam:Adam",
         "sgd": "tapeless.optim.sgd:SGD",
         "muon": "tapeless.optim.muon:Muon",
+    }
+)
+REPORTERS = Registry(
+    {
+        "html": "tapeless.report.reporters.html:HtmlReporter",
+        "csv": "tapeless.report.reporters.csv:CsvReporter",
+        "tensorboard": "tapeless.report.reporters.tensorboard:TensorBoardReporter",
+        "wandb": "tapeless.report.reporters.wandb:WandbReporter",
+        "trackio": "tapeless.report.reporters.trackio:TrackioReporter",
     }
 )

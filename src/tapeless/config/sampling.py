@@ -1,4 +1,4 @@
-"""How tokens are drawn.
+"""How tokens are sampled.
 
 Tested by: tests/test_config.py, tests/generate/test_sampler.py."""
 
@@ -9,13 +9,13 @@ from tapeless.config.fields import INFINITY, check_types, option, require
 
 @dataclass(frozen=True)
 class Sampling:
-    """How tokens are drawn. The defaults draw from the model's own distribution."""
+    """How tokens are sampled. The defaults sample from the model's own distribution."""
 
-    temperature: float = option(1.0, "below 1 sharpens the distribution, above 1 flattens it; 0: always the likeliest token")
-    top_k: int = option(0, "draw from this many likeliest tokens; 0: from all")
-    top_p: float = option(1.0, "draw from the likeliest tokens that together have this probability; 1: from all")
-    min_p: float = option(0.0, "leave out tokens less than this times as probable as the likeliest; 0: none")
-    repetition_penalty: float = option(1.0, "above 1 makes tokens that were seen before less likely; 1: as they are")
+    temperature: float = option(1.0, "below 1 sharpens the distribution, above 1 flattens it; 0: greedy")
+    top_k: int = option(0, "sample from the k most likely tokens; 0: from all")
+    top_p: float = option(1.0, "sample from the most likely tokens that together have this probability; 1: from all")
+    min_p: float = option(0.0, "exclude tokens with less than this fraction of the highest probability; 0: none")
+    repetition_penalty: float = option(1.0, "above 1 makes tokens that occurred before less likely; 1: off")
     seed: int = option(0, "equal seeds give equal samples")
 
     def __post_init__(self) -> None:

@@ -1,4 +1,4 @@
-"""How a model is trained: data, optimizer, schedule, and what is written when.
+"""How a model is trained: data, optimizer, schedule, evaluation, checkpoints, logging.
 
 Tested by: tests/test_config.py."""
 
@@ -6,53 +6,49 @@ from dataclasses import dataclass
 
 from tapeless.config.fields import INFINITY, check_types, nearest, option, require, seconds
 from tapeless.config.model import Lora
-from tapeless.config.registry import OPTIMIZERS
+from tapeless.config.registry import OPTIMIZERS, REPORTERS
 from tapeless.errors import WARMUP_TOO_LONG, ConfigError
-
-REPORTERS = ("html", "csv", "tensorboard", "wandb", "trackio")  # what report_to may name: report/reporters.py
 
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """How a model is trained: data, optimizer, schedule, and what is written when."""
+    """How a model is trained: data, optimizer, schedule, evaluation, checkpoints, logging."""
 
     dataset_path: str | None = option(
         None,
-        "your text: a file, a directory, a glob, JSONL (of texts or of instructions), Parquet, a dataset of Hugging Face (its "
-        "folder, or hf:owner/name); or tokens: a directory of `tapeless data prepare`, nanoGPT or llm.c",
+        "text: a file, a directory, a glob, JSONL (texts or instructions), Parquet, a Hugging Face dataset (its directory, or "
+        "hf:owner/name); or tokens: a directory of `tapeless data prepare`, nanoGPT or llm.c",
     )
-    val_path: str | None = option(None, "text to validate on, likewise; by default a tenth of the data is held out")
-    text_field: str = option("text", "the field of JSONL or the column of a table that holds the text")
+    val_path: str | None = option(None, "validation text, likewise; default: a tenth of the data is held out")
+    text_field: str = option("text", "JSONL field or table column that holds the text")
     corpus: str = option(
         "stdlib",
-        "what to train on without a path: this Python's own sources, their English, or a source of known entropy",
+        "data if dataset_path is not given: Python's standard library, its docstrings, or a synthetic source of known entropy",
         ("stdlib", "stdlib-docs", "markov", "arithmetic"),
     )
     tokenizer: str = option("bytes", "bytes, char, bpe (trained on the data to vocab_size), or the path of a tokenizer.json")
-    init_from: str | None = option(None, "a run or a Hugging Face directory, whose model, weights and tokenizer to begin with")
-    freeze: str = option(
-        "", "parameters that stay as they are, by name with * in it and separated by commas: embed*,blocks.0.*"
-    )
-    lora_rank: int = option(0, "train adapters of this rank beside the frozen model of init_from; 0: train the model itself")
-    lora_alpha: float | None = option(None, "what the adapters add is multiplied by alpha / rank; default twice the rank")
-    lora_targets: str = option("wq,wv", "matrices that have an adapter, separated by commas, or all-linear")
+    init_from: str | None = option(None, "a run or a Hugging Face directory to take model, initial weights and tokenizer from")
+    freeze: str = option("", "frozen parameters: comma-separated name patterns such as embed*,blocks.0.*")
+    lora_rank: int = option(0, "train LoRA adapters of this rank on the frozen model of init_from; 0: train the model itself")
+    lora_alpha: float | None = option(None, "LoRA output is scaled by alpha / rank; default twice the rank")
+    lora_targets: str = option("wq,wv", "matrices with an adapter; all-linear, or names separated by commas")
     seq_len: int | None = option(None, "tokens in a training window [T]; default max_seq_len")
-    document_attention: bool = option(False, "attention and loss stay inside a document where a window holds several")
-    batch_size: int = option(8, "windows in a micro-batch [B]")
-    grad_accum: int = option(1, "micro-batches in a step")
-    epochs: int | None = option(None, "passes over the data; whichever of epochs and max_steps is reached first ends the run")
-    max_steps: int | None = option(None, "steps; default 1000 where epochs is not given either")
-    max_time: str = option("0", "save and stop, to be resumed, when a process has trained for so long: 90s, 10m, 2h; 0: never")
+    document_attention: bool = option(False, "mask attention and loss across the documents in a window")
+    batch_size: int = option(8, "windows per micro-batch [B]")
+    grad_accum: int = option(1, "micro-batches per step (gradient accumulation)")
+    epochs: int | None = option(None, "passes over the data; the run ends at epochs or max_steps, whichever comes first")
+    max_steps: int | None = option(None, "training steps; default 1000 if epochs is not given")
+    max_time: str = option("0", "save and stop after this time, to be resumed: 90s, 10m, 2h; 0: no limit")
     optimizer: str = option("adamw", "which optimizer", OPTIMIZERS)
     lr: float = option(2e-3, "peak learning rate")
-    min_lr: float | None = option(None, "where a falling schedule ends; default a tenth of lr")
+    min_lr: float | None = option(None, "learning rate at the end of a decaying schedule; default lr / 10")
     lr_schedule: str = option(
         "warmup-cosine",
-        "shape of the learning rate over the run",
+        "learning-rate schedule",
         ("warmup-cosine", "constant", "linear", "cosine", "wsd", "step", "polynomial", "restarts"),
     )
     warmup_steps: int | None = option(
-        None, "steps in which the rate rises; default with warmup-cosine 5 % of the steps, at most 100, else 0"
+        None, "linear warm-up steps; default for warmup-cosine 5 % of the steps, at most 100, else 0"
     )
     weight_decay: float = option(0.1, "weight decay of the matrices")
     beta1: float = option(0.9, "decay of the first moment (adam, adamw; muon: all but hidden matrices)", by_optimizer=True)
@@ -60,43 +56,47 @@ class TrainConfig:
     eps: float = option(1e-8, "added to the root of the second moment (likewise)", by_optimizer=True)
     momentum: float = option(0.9, "momentum (sgd, muon)", by_optimizer=True)
     nesterov: bool | None = option(None, "Nesterov momentum (sgd: default no; muon: default yes)", by_optimizer=True)
-    grad_clip: float = option(1.0, "largest global norm of the gradient; 0 lets every norm pass")
-    spike_z: float = option(20.0, "skip the update of a loss this many robust deviations above the recent ones; 0: never")
-    check_invariants_every: int = option(0, "steps between checks of the identities that every right gradient obeys; 0: none")
-    ema_decay: float = option(0.0, "decay of a moving average of the weights, kept beside them; 0: none")
+    grad_clip: float = option(1.0, "clip the global gradient norm to this; 0: no clipping")
+    spike_z: float = option(
+        20.0, "skip an update if its loss is this many robust standard deviations above recent losses; 0: never"
+    )
+    check_invariants_every: int = option(
+        0, "steps between checks of identities that every correct gradient satisfies; 0: never"
+    )
+    ema_decay: float = option(0.0, "decay of an exponential moving average (EMA) of the weights; 0: none")
     seed: int = option(0, "seed of weights, data order, dropout and samples")
-    device: str = option("cpu", "where to train, as torch names it: cpu, cuda, mps")
+    device: str = option("cpu", "torch device: cpu, cuda, mps")
     dtype: str = option(
         "float32",
-        "dtype of the computation; bfloat16 keeps float32 master weights, and so does fp8, whose blocks multiply in eight "
-        "bits on GPUs that can; auto: bfloat16 where it multiplies a fifth faster here, else float32",
+        "compute dtype; bfloat16 and fp8 keep float32 master weights; fp8: matmuls of the blocks in 8 bits, on GPUs that "
+        "support it; auto: bfloat16 if its matmuls are a fifth faster on this machine, else float32",
         ("auto", "float32", "bfloat16", "fp8", "float64"),
     )
-    threads: int | None = option(None, "threads of the CPU, for torch and the kernels; default as many as torch takes")
-    ops: str = option(
-        "auto", "which ops: auto, reference (plain torch), cpu (Numba), triton, or a set of one's own by its name"
-    )
+    threads: int | None = option(None, "CPU threads of torch and the kernels; default torch's")
+    ops: str = option("auto", "op set: auto, reference (plain torch), cpu (Numba), triton, or a registered one")
     recompute: str = option(
         "none",
-        "what backward computes again to save memory; cheap: norms, full: each block from its input",
+        "activation recomputation in backward to save memory; cheap: norms, full: whole blocks from their inputs",
         ("none", "cheap", "full"),
     )
-    deterministic: bool = option(False, "the same bits every time from a GPU's libraries too, at a cost; a CPU always has them")
-    out_dir: str | None = option(None, "the run's directory; default runs/ and a fresh name")
+    deterministic: bool = option(False, "deterministic GPU libraries, at some cost in speed; the CPU is always deterministic")
+    out_dir: str | None = option(None, "run directory; default a new one in runs/")
     eval_every: int = option(100, "steps between evaluations; 0: only at the end")
-    eval_windows: int = option(64, "validation windows in an evaluation during the run, always the same ones; 0: all of them")
+    eval_windows: int = option(64, "validation windows per evaluation, always the same ones; 0: all")
     patience: int = option(0, "stop after this many evaluations in a row without a new best; 0: never")
     save_every: int = option(200, "steps between checkpoints; the last step is always saved")
-    keep_last: int = option(2, "newest checkpoints that stay; the best one always stays")
-    keep_every: int = option(0, "checkpoints at multiples of this many steps stay too; 0: none")
-    log_every: int = option(10, "steps between lines on the console; metrics.jsonl has every step")
+    keep_last: int = option(2, "number of newest checkpoints to keep; the best one is always kept")
+    keep_every: int = option(0, "also keep checkpoints at multiples of this many steps; 0: none")
+    log_every: int = option(10, "steps between console lines; metrics.jsonl has every step")
     sample_every: int = option(500, "steps between samples; 0: only at the end")
-    sample_tokens: int = option(100, "tokens in a sample")
-    sample_prompt: str = option("", "what a sample continues; by default the first token of the validation part")
-    sample_temperature: float = option(0.8, "temperature of samples; 0: always the likeliest token")
-    layer_stats_every: int = option(50, "steps between looks at memory and at each layer's gradient and update; 0: none")
-    report_to: str = option("html", "where the run is told too, by commas: html, csv, tensorboard, wandb, trackio; or none")
-    verify: bool = option(True, "check the gradients on the first batch before the first step")
+    sample_tokens: int = option(100, "tokens per sample")
+    sample_prompt: str = option("", "prompt of samples; default: the first token of the validation part")
+    sample_temperature: float = option(0.8, "sampling temperature; 0: greedy")
+    layer_stats_every: int = option(
+        50, "steps between measurements of memory and of each layer's gradient and update; 0: never"
+    )
+    report_to: str = option("html", f"comma-separated loggers: {', '.join(REPORTERS)}; or none")
+    verify: bool = option(True, "check the gradients of the first batch before the first step")
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -131,13 +131,13 @@ class TrainConfig:
         require(self.lora_rank >= 0, "lora_rank", "0 or more", self.lora_rank)
         require(self.lora_alpha is None or 0 < self.lora_alpha < INFINITY, "lora_alpha", "above 0", self.lora_alpha)
         if self.lora_rank and not self.init_from:
-            raise ConfigError("lora_rank trains beside a model that is there already: name it with init_from")
+            raise ConfigError("lora_rank adapts an existing model: name it with init_from")
         if self.lora_rank and self.freeze:
             raise ConfigError("lora_rank freezes everything but its adapters: leave out freeze")
         require(0 <= self.seed < 2**63, "seed", "0 or more", self.seed)
         for name in self.report_to.split(",") if self.report_to != "none" else ():
             if name == "none":
-                raise ConfigError(f"report_to {self.report_to!r}: none stands alone; leave it or the others out")
+                raise ConfigError(f"report_to {self.report_to!r}: none cannot be combined; remove it or the others")
             if name not in REPORTERS:
                 raise ConfigError(f"report_to {name!r} is unknown; {nearest(name, (*REPORTERS, 'none'))}")
         require(not self.nesterov or self.momentum > 0, "momentum", "above 0 for nesterov", self.momentum)

@@ -1,4 +1,4 @@
-"""What every error has: a code, an exit status and a hint; and the entry of the catalogue that it is raised from.
+"""The base class of every error, with a code, an exit status and a fix; and `Known`, an entry of the catalogue.
 
 Tested by: tests/test_catalogue.py."""
 
@@ -14,7 +14,7 @@ class TapelessError(Exception):
     fix = "the message says what was expected"
 
     def at(self, where: object) -> Self:
-        """The same error, with the place it was met at in front of its message."""
+        """The same error with its location in front of the message."""
         placed = type(self)(f"{where}: {self}")
         placed.code = self.code
         return placed
@@ -22,7 +22,7 @@ class TapelessError(Exception):
 
 @dataclass(frozen=True)
 class Known:
-    """One error with everything there is to say of it. `message` and `fix` name facts in braces, given when it is raised."""
+    """One error with its cause and fix. `message` and `fix` are templates, filled in when it is raised."""
 
     code: str
     kind: type[TapelessError]

@@ -6,15 +6,15 @@ from tapeless.errors.base import Known, TapelessError
 
 
 class UsageError(TapelessError):
-    """A command line that cannot be understood."""
+    """An invalid command line."""
 
     code = "USAGE"
     exit_status = 2
-    fix = "add `--help` to the command to see what it takes"
+    fix = "see the command's `--help`"
 
 
 class ConfigError(TapelessError, ValueError):
-    """A configuration that no model or run can be built from."""
+    """An invalid configuration of a model or a run."""
 
     code = "CONFIG"
     exit_status = 2
@@ -22,52 +22,52 @@ class ConfigError(TapelessError, ValueError):
 
 
 class MissingError(TapelessError, ImportError):
-    """An optional package or kernel set was asked for by name and is not there."""
+    """An optional package or kernel set was requested by name and is not installed."""
 
     code = "MISSING"
     exit_status = 2
-    fix = "install the package, or choose what needs none"
+    fix = "install the package, or choose an option that does not need it"
 
 
 UNKNOWN_FLAG = Known(
     "UNKNOWN_FLAG",
     UsageError,
     "unknown flag {flag}",
-    "a flag that the command does not have; nothing is ignored, and nothing abbreviated",
+    "a flag that the command does not have; flags are neither ignored nor abbreviated",
     "{nearest} (see {program} --help)",
 )
 WRONG_TYPE = Known(
     "WRONG_TYPE",
     ConfigError,
     "{name} must be {expected}, got {got!r}",
-    "a value of another type than the field's, such as text where a number is meant",
+    "a value of the wrong type, such as text for a number",
     "give {name} a value of that type",
 )
 UNKNOWN_KEY = Known(
     "UNKNOWN_KEY",
     ConfigError,
     "unknown key {key}",
-    "a key in a file, in `--set` or in `--override` that no field has",
+    "a key in a file, in `--set` or in `--override` that is not a field",
     "{nearest}",
 )
 OUT_OF_RANGE = Known(
     "OUT_OF_RANGE",
     ConfigError,
     "{name} must be {expected}, got {got}",
-    "a number outside of what makes sense, such as an lr that is NaN, negative or 0",
+    "a number out of range, such as an lr that is NaN, negative or 0",
     "give {name} a value in that range",
 )
 INDIVISIBLE = Known(
     "INDIVISIBLE",
     ConfigError,
     "{name} {value} is not divisible by {by} {divisor}",
-    "sizes that do not go into each other: heads are equal parts of the width, and key heads serve equally many query heads",
+    "sizes that do not divide: heads split the width equally, and each key head serves the same number of query heads",
     "{fix}",
 )
 WARMUP_TOO_LONG = Known(
     "WARMUP_TOO_LONG",
     ConfigError,
     "warmup_steps {warmup} is beyond {total}",
-    "an explicit warm-up that would not be over when the run is; the default one always is",
+    "an explicit warm-up longer than the run; the default one never is",
     "give --warmup-steps {most} or less, or more steps",
 )

@@ -10,37 +10,37 @@ class DataError(TapelessError, ValueError):
 
     code = "DATA"
     exit_status = 2
-    fix = "mend the file at the place that the message names"
+    fix = "fix the file at the place that the message names"
 
 
 class UntrustedFileError(TapelessError, ValueError):
-    """A file of another make that is broken, would lead outside of its directory, or holds what no model does."""
+    """A file from another program that is damaged, points outside of its directory, or is not a model."""
 
-    code = "FOREIGN"
+    code = "UNTRUSTED_FILE"
     exit_status = 2
-    fix = "get the directory again from where it came, or have transformers write it anew by save_pretrained"
+    fix = "download the directory again, or write it again with save_pretrained of transformers"
 
 
 NO_SUCH_PATH = Known(
     "NO_SUCH_PATH",
     DataError,
     "{path}: no such file or folder (looked in {folder})",
-    "a `--dataset-path` that leads nowhere",
-    "check the spelling, or give the whole path",
+    "a `--dataset-path` that does not exist",
+    "check the spelling, or give the full path",
 )
 NO_FILES = Known(
     "NO_FILES",
     DataError,
     "{path}: {what}",
-    "a folder or pattern in which there is no file with a suffix of text",
+    "a folder or pattern that matches no text file",
     "{fix}",
 )
 UNREADABLE = Known(
     "UNREADABLE",
     DataError,
     "{path}: cannot be read: {reason}",
-    "a file that the operating system does not let this user read, or that a disk fails to deliver",
-    "look at its owner and permissions",
+    "a file without read permission, or a disk error",
+    "check its owner and permissions",
 )
 EMPTY_DATA = Known(
     "EMPTY_DATA",
@@ -53,14 +53,14 @@ ONLY_WHITESPACE = Known(
     "ONLY_WHITESPACE",
     DataError,
     "{path} holds only whitespace: there is nothing to train on",
-    "spaces and line ends, and nothing else",
+    "only spaces and line breaks",
     "give a file with text",
 )
 TOO_FEW_TOKENS = Known(
     "TOO_FEW_TOKENS",
     DataError,
     "the {part} part has {count} tokens, but one window of seq_len {seq_len} needs {needed}",
-    "less text than one training window, or a held-out tenth that is shorter than one",
+    "less text than one window, in the training or in the validation part",
     "give more text or set --seq-len to {most} or less",
 )
 NOT_UTF8 = Known(
@@ -81,14 +81,14 @@ BINARY_FILE = Known(
     "BINARY_FILE",
     DataError,
     "{path}: byte {offset} is NUL, so this is a binary file",
-    "an image, an archive, a program or weights where text is meant",
+    "an image, an archive, a program or weights instead of text",
     "give UTF-8 text",
 )
 PICKLE = Known(
     "PICKLE",
     DataError,
-    "{path}: is a pickle, which can run any code when it is read",
-    "a file of `torch.save` or `pickle.dump`; nothing here ever unpickles",
+    "{path}: is a pickle, which can execute code when it is loaded",
+    "a file of `torch.save` or `pickle.dump`; tapeless never unpickles",
     "give {expected}",
 )
 NOT_JSON = Known(
@@ -96,7 +96,7 @@ NOT_JSON = Known(
     DataError,
     "{path}:{line}: not JSON: {reason}",
     "a line of a `.jsonl` file that is not one JSON value",
-    "mend or remove the line",
+    "fix or remove the line",
 )
 NO_TEXT_FIELD = Known(
     "NO_TEXT_FIELD",
@@ -109,8 +109,8 @@ BAD_RECORD = Known(
     "BAD_RECORD",
     DataError,
     "{path}:{line}: expected an object with a string `{field}`, got {got}",
-    "a line of a `.jsonl` file or a row of a table whose `text`, or whatever `--text-field` names, is no text",
-    "mend or remove it, or name another with --text-field",
+    "a line of a `.jsonl` file or a row of a table whose field `text`, or the one that `--text-field` names, is not text",
+    "fix or remove it, or name another with --text-field",
 )
 NO_COLUMN = Known(
     "NO_COLUMN",
@@ -122,28 +122,28 @@ NO_COLUMN = Known(
 NOT_WHOLE = Known(
     "NOT_WHOLE",
     DataError,
-    "{path}: not a whole {form} file: {reason}",
-    "a table, a `.gz` or a `.zst` file that was cut short, or that only has the name of one",
+    "{path}: not a complete {form} file: {reason}",
+    "a truncated table, `.gz` or `.zst` file, or another file with such a name",
     "get the file again",
 )
 BAD_TOKEN_FILE = Known(
     "BAD_TOKEN_FILE",
     DataError,
     "{path}: {got}, expected {expected}",
-    "a token file of a kind or version that is not read here, or one that was cut short",
-    "get the file again; those of tapeless, of llm.c (magic 20240520, version 1) and of nanoGPT (plain uint16) are read",
+    "a truncated token file, or one of an unsupported kind or version",
+    "get the file again; supported are tapeless, llm.c (magic 20240520, version 1) and nanoGPT (plain uint16)",
 )
 NO_TOKENIZER = Known(
     "NO_TOKENIZER",
     DataError,
-    "{path}: token files say nothing of their tokenizer{pickle}",
-    "token files of nanoGPT or llm.c, and no `--tokenizer`; guessing one would show wrong text and wrong bits per byte",
-    "give --tokenizer FILE; `tapeless tokenizer train TEXT --kind char --out FILE` makes the one of nanoGPT's characters",
+    "{path}: token files do not name their tokenizer{pickle}",
+    "token files of nanoGPT or llm.c, and no `--tokenizer`; a guess could give wrong text and wrong bits per byte",
+    "give --tokenizer FILE; `tapeless tokenizer train TEXT --kind char --out FILE` makes nanoGPT's character tokenizer",
 )
 BEYOND_VOCABULARY = Known(
     "BEYOND_VOCABULARY",
     DataError,
     "{path}: token {index} is {token}, outside of the vocabulary of {vocab_size}",
-    "a token file that was altered, or made by another tokenizer; an id is never clamped",
-    "tokenize with the tokenizer that belongs to it",
+    "a damaged token file, or one of another tokenizer; ids are never clamped",
+    "give the tokenizer that the file was made with",
 )

@@ -10,19 +10,19 @@ class InputError(TapelessError, ValueError):
 
     code = "INPUT"
     exit_status = 2
-    fix = "hand in what the message expects"
+    fix = "pass what the message expects"
 
 
 class OrderError(TapelessError, RuntimeError):
-    """Calls in an order that has no meaning, such as backward before forward."""
+    """Calls in the wrong order, such as backward before forward."""
 
     code = "ORDER"
     exit_status = 2
-    fix = "call in the order that the message says"
+    fix = "call in the order that the message names"
 
 
 class NonFiniteError(TapelessError, ArithmeticError):
-    """NaN or infinity where only numbers may be: a loss, a gradient or a weight. Nothing was updated."""
+    """NaN or infinity in a loss, a gradient or a weight. Nothing was updated."""
 
     code = "NONFINITE"
     exit_status = 4
@@ -30,11 +30,11 @@ class NonFiniteError(TapelessError, ArithmeticError):
 
 
 class InvariantError(TapelessError, ArithmeticError):
-    """An identity that holds for every right gradient does not hold for this model's (`--check-invariants-every`)."""
+    """An identity that every correct gradient satisfies is violated (`--check-invariants-every`)."""
 
-    code = "IDENTITY"
+    code = "INVARIANT"
     exit_status = 3
-    fix = "run `tapeless gradcheck` on the model; try `--ops reference`, and test the memory of the machine"
+    fix = "run `tapeless gradcheck` on the model; try `--ops reference`, and test the machine's memory"
 
 
 class GradientError(TapelessError, ArithmeticError):
@@ -46,7 +46,7 @@ class GradientError(TapelessError, ArithmeticError):
 
 
 class WorkerError(TapelessError):
-    """A contender of the benchmark that cannot be measured, with the reason."""
+    """A benchmark candidate that cannot be measured, with the reason."""
 
     code = "BENCH"
     fix = "leave it out, or install what the message names"

@@ -7,7 +7,7 @@ from tapeless.errors.config import ConfigError
 
 
 class CheckpointError(TapelessError):
-    """A checkpoint that cannot be written or gone on from."""
+    """A checkpoint that cannot be written or resumed from."""
 
     code = "CHECKPOINT"
     exit_status = 2
@@ -15,7 +15,7 @@ class CheckpointError(TapelessError):
 
 
 class DamagedError(CheckpointError):
-    """A checkpoint whose files are not the ones that were written."""
+    """A checkpoint whose files have changed since they were written."""
 
     code = "DAMAGED"
     fix = "without `--no-fallback` the checkpoint before it is used"
@@ -30,7 +30,7 @@ class LockedError(TapelessError):
 
 
 class DiskError(TapelessError, OSError):
-    """A disk that cannot take what a run writes."""
+    """Not enough disk space for a run."""
 
     code = "DISK"
     exit_status = 2
@@ -38,33 +38,33 @@ class DiskError(TapelessError, OSError):
 
 
 class WriteError(DiskError):
-    """A file that the disk did not take: it is full, failing or read-only. What was there before stays."""
+    """A file that could not be written: the disk is full, failing or read-only. The file before it is unchanged."""
 
     code = "WRITE"
     exit_status = 1
-    fix = "make room, or look at the disk; then `tapeless train resume RUN` goes on from the last checkpoint"
+    fix = "free some space or check the disk, then resume from the last checkpoint: `tapeless train resume RUN`"
 
 
 class TooLargeError(TapelessError, MemoryError):
-    """A run that needs more memory than is free, known before it begins."""
+    """A run that needs more memory than is free, found before it starts."""
 
     code = "MEMORY"
     exit_status = 2
-    fix = "make the batch or the model smaller; `tapeless estimate` shows what takes the memory"
+    fix = "make the batch or the model smaller; `tapeless estimate` shows what needs the memory"
 
 
 RUN_NOT_EMPTY = Known(
     "RUN_NOT_EMPTY",
     ConfigError,
     "out_dir {path} is not empty, it holds {holds}",
-    "an `--out-dir` that something is in already; a new run never writes over anything",
-    "choose another, or go on with that run: tapeless train resume {path}",
+    "an `--out-dir` that is not empty; a new run never overwrites anything",
+    "choose another, or resume that run: tapeless train resume {path}",
 )
 NOT_A_RUN = Known(
     "NOT_A_RUN",
     ConfigError,
     "{path} is not the directory of a run: expected config.toml in it",
-    "a path with nothing there to resume, or the parent of a run",
+    "a path that is not a run, such as the parent of one",
     "give a directory that `tapeless train new` made, such as runs/tiny",
 )
 RUN_LOCKED = Known(
@@ -77,35 +77,35 @@ RUN_LOCKED = Known(
 CHANGED = Known(
     "CHANGED",
     ConfigError,
-    "the run cannot go on with another configuration: {changes}",
-    "architecture, tokenizer or data are not those the run was begun with, or the schedule changed without an override",
-    "restore what is fixed, name the rest by --override, or begin a new run",
+    "the run cannot resume with a different configuration: {changes}",
+    "architecture, tokenizer or data differ from those of the run, or the schedule changed without an override",
+    "restore what cannot change, pass the rest by --override, or start a new run",
 )
 NEWER_FORMAT = Known(
     "NEWER_FORMAT",
     CheckpointError,
     "{path} has format version {version}, this tapeless reads up to {known}; it was written by a newer one",
-    "a checkpoint of a later tapeless, whose fields this one cannot know",
+    "a checkpoint of a later version of tapeless",
     "upgrade tapeless",
 )
 DISK_FULL = Known(
     "DISK_FULL",
     DiskError,
-    "{path}: not enough room on the disk: {detail}",
-    "less room than the run's tokens and checkpoints will take; said before the first step, not after hours",
+    "{path}: not enough space on the disk: {detail}",
+    "less free space than the run's tokens and checkpoints will need; checked before the first step",
     "free some space, choose an --out-dir on another disk, or keep fewer checkpoints (--keep-last)",
 )
 TOO_LARGE = Known(
     "TOO_LARGE",
     TooLargeError,
     "the {phase} needs {need} of memory, {room} are free on {device}{parts}",
-    "a model or batch for a larger machine, or memory that others hold; said before anything is made, not by a kill on the way",
-    "{fits}; --skip-resource-check begins nevertheless",
+    "a model or batch for a larger machine, or memory used by others; checked before the run starts",
+    "{fits}; --skip-resource-check starts anyway",
 )
 NOT_MEASURABLE = Known(
     "NOT_MEASURABLE",
     TooLargeError,
-    "to measure the time of this run takes {need} of memory, even with {rows} and few layers, and {room} are free",
-    "`tapeless estimate` times real steps, and even the smallest that tell anything are too large here",
+    "measuring the time of this run takes {need} of memory, even with {rows} and few layers, and {room} are free",
+    "`tapeless estimate` times real steps, and even the smallest useful ones are too large for this machine",
     "--no-calibrate estimates everything else",
 )

@@ -140,8 +140,8 @@ def _model(config: AnyModelConfig, train: TrainConfig, ops: Any) -> AnyModel:
 
 
 def _step(model: AnyModel, optimizer: Any, tokens: Tensor, targets: Tensor, train: TrainConfig) -> None:
-    """train/step.py without reading values. One micro-batch of each kind, since later ones reuse its blocks; twice, since the
-    second pass is captured if the set can do that."""
+    """training/step.py without reading values. One micro-batch of each kind, since later ones reuse its blocks; twice, since
+    the second pass is captured if the set can do that."""
     rows = train.batch_size
     for accumulate in (False, True) if train.grad_accum > 1 else (False,):
         for _ in range(2 if model.ops.capture else 1):

@@ -1,7 +1,7 @@
 """Observe a transformer while it computes: every call of an op, with its layer, its inputs and its results.
 
-For diagnosis only, outside the training step: which tensor was the first to become non-finite (train/nonfinite.py), and whether
-the identities hold that every correct gradient obeys (train/invariants.py). The model's own ops are wrapped; what they compute
+For diagnosis only, outside the training step: which tensor was the first to become non-finite (training/nonfinite.py), and whether
+the identities hold that every correct gradient obeys (training/invariants.py). The model's own ops are wrapped; what they compute
 does not change.
 Tested by: tests/model/test_observe.py."""
 

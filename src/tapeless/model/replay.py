@@ -4,7 +4,7 @@ the third on.
 Which calls a pass makes depends on the shape of its batch, the number of its targets and whether gradients are accumulated, not
 on values. The captured calls therefore run again on the same buffers with other tokens in them (kernels/cpu/capture.py). A
 small model on a CPU spends a third of its step on the Python that this removes; on a GPU a CUDA graph does it for the whole
-step (train/graph.py).
+step (training/graph.py).
 Tested by: tests/model/test_replay.py."""
 
 import logging

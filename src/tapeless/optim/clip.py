@@ -1,8 +1,8 @@
 """Global-norm clipping.
 
     norm = |g|        g = g min(1, limit / norm)
-The norm returned is the true one, before clipping; a norm that is not finite leaves the gradients as they are, for the guard
-to see. It is a norm of norms: one float32 sum over 20 million squares would be 1e-3 off, this is 2e-7.
+The norm returned is the one before clipping; a non-finite norm leaves the gradients unchanged, for the guard to see. It is a
+norm of norms: one float32 sum over 20 million squares would be off by 1e-3, this is by 2e-7.
 Tested by: tests/optim/test_clip.py."""
 
 import math
@@ -10,7 +10,7 @@ import math
 import torch
 from torch import Tensor
 
-CHUNK = 2**16  # elements summed in one go
+CHUNK = 2**16  # elements summed at once
 
 
 def grad_norm(
@@ -33,5 +33,5 @@ def clip_grads(
 
 
 def clip_scale(norm: float, limit: float) -> float:
-    """What the gradients are multiplied by."""
+    """The factor of the gradients."""
     return limit / norm if 0 < limit < norm < math.inf else 1.0

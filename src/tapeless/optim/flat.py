@@ -1,6 +1,6 @@
 """What every optimizer shares: the flat buffers behind the named views, state, weight decay, construction from a TrainConfig.
 
-The buffers have gaps between parameters (model/params.py). Gradients and state are zero there, so every update leaves the
+The buffers have gaps between parameters (model/params.py). Gradients and state are zero there, so every update keeps the
 gaps at zero, and a whole buffer can be updated at once.
 Tested by: tests/optim/test_flat.py."""
 
@@ -20,16 +20,16 @@ def flat_buffer(views: Mapping[str, Tensor]) -> Tensor:
     """The one buffer that all views are slices of."""
     first = next(iter(views.values()))._base
     if first is None or any(view._base is not first for view in views.values()):
-        raise ConfigError("an optimizer works on one flat buffer: pass model.params and model.grads")
+        raise ConfigError("an optimizer needs views of one flat buffer: pass model.params and model.grads")
     return first
 
 
 def named_views(flat: Tensor, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A flat buffer cut as the one behind `like` is."""
+    """Views of a flat buffer, with the names, offsets and shapes of `like`."""
     return {name: flat[view.storage_offset() :][: view.numel()].view(view.shape) for name, view in like.items()}
 
 
-def _places(views: Mapping[str, Tensor]) -> dict[str, tuple[int, torch.Size]]:
+def _offsets(views: Mapping[str, Tensor]) -> dict[str, tuple[int, torch.Size]]:
     return {name: (int(view.storage_offset()), view.shape) for name, view in views.items()}
 
 
@@ -77,11 +77,11 @@ class FlatOptimizer(ABC):
         flat, self.grads = flat_buffer(params), flat_buffer(grads)
         trained = {name: params[name] for name in grads if name in params}  # the others are frozen and come last
         ends = max(view.storage_offset() + view.numel() for view in grads.values())
-        if _places(trained) != _places(grads) or len(self.grads) != (ends if len(params) > len(grads) else len(flat)):
-            raise ConfigError("params and grads are not of one model: their names, shapes or places differ")
+        if _offsets(trained) != _offsets(grads) or len(self.grads) != (ends if len(params) > len(grads) else len(flat)):
+            raise ConfigError("params and grads are not of one model: their names, shapes or offsets differ")
         self.params = flat[: len(self.grads)]
         for name in set(decay or ()) - params.keys():
-            raise ConfigError(f"decay names {name!r}, which is no parameter; {nearest(name, params)}")
+            raise ConfigError(f"decay names {name!r}, which is not a parameter; {nearest(name, params)}")
         self.decay = {name for name, view in trained.items() if (view.dim() >= 2 if decay is None else name in decay)}
         self.lr, self.weight_decay = lr, weight_decay
         self.t = 0  # steps taken

@@ -1,19 +1,19 @@
 """Learning-rate schedules: pure functions of the step, so that a resumed run needs nothing but the step.
 
-    lr(step), step = 0 … total - 1.  Warm-up, where there is one, rises linearly: lr (step + 1) / warmup.
-Behind it, with x = share of the remaining steps gone by, from 0 at its first to 1 at its last, the rate is s lr + (1 - s) min:
+    lr(step), step = 0 … total - 1.  Warm-up is linear: lr (step + 1) / warmup.
+After it, with x = fraction of the remaining steps done, from 0 at the first to 1 at the last, lr(step) = s lr + (1 - s) min:
     constant     s = 1                                       linear       s = 1 - x
     cosine       s = (1 + cos(pi x)) / 2                     polynomial   s = (1 - x)^2
-    wsd          1, then linear to 0 over the last fifth     step         s = 0.1^k, k = times that 30 % have gone by
-    restarts     three cosines, each twice as long as the one before
-warmup-cosine is cosine; the name asks for a warm-up where none is given (training/plan.py).
+    wsd          1, then linear to 0 over the last fifth     step         s = 0.1^k, k = floor(x / 0.3)
+    restarts     three cosines, each twice as long as the last
+warmup-cosine is cosine with a default warm-up (training/plan.py).
 Tested by: tests/optim/test_schedule.py."""
 
 import math
 from collections.abc import Callable
 
-DECAY_SHARE = 0.2  # wsd: the part of the run in which the rate falls
-DROP_EVERY, DROP = 0.3, 0.1  # step: multiply by DROP each time this share of the run has gone by
+DECAY_SHARE = 0.2  # wsd: the fraction of the run that decays
+DROP_EVERY, DROP = 0.3, 0.1  # step: multiply by DROP each time this fraction of the run is done
 POWER = 2.0  # polynomial
 CYCLES = 3  # restarts
 
@@ -23,13 +23,13 @@ def _cosine(x: float) -> float:
 
 
 def _restarts(x: float) -> float:
-    """With the first cycle as the unit, cycle k is 2^k long and begins at 2^k - 1; the run is 2^CYCLES - 1 long."""
-    place = x * (2**CYCLES - 1) + 1  # cycle k begins at 2^k and ends at 2^(k+1)
+    """In units of the first cycle, cycle k has length 2^k and starts at 2^k - 1; the run has length 2^CYCLES - 1."""
+    place = x * (2**CYCLES - 1) + 1  # cycle k is from 2^k to 2^(k+1)
     k = min(int(math.log2(place)), CYCLES - 1)
     return _cosine(place / 2**k - 1)
 
 
-# share of the run -> share of lr, the rest being min_lr
+# fraction of the run -> s
 SHAPES: dict[str, Callable[[float], float]] = {
     "constant": lambda x: 1.0,
     "linear": lambda x: 1 - x,

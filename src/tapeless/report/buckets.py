@@ -1,22 +1,22 @@
-"""A long series in a short one: mean, least and greatest of every value over stretches of steps.
+"""Downsampling of a series while it grows: mean, minimum and maximum of every value over spans of steps.
 
-The stretches are 1, 2, 4 … steps long, doubled whenever there would be more than so many of them: a value costs the same at
-step 100,000 as at step 1, nothing grows with the run, and what a resume reads again makes the very same stretches.
+The spans are 1, 2, 4 … steps long, doubled whenever there would be more than a fixed number of them: adding a value costs the
+same at step 100,000 as at step 1, the size is bounded, and reading the same events again gives the same spans.
 Tested by: tests/report/test_buckets.py."""
 
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-MOST = 512  # stretches: more than a chart on a screen has room for
+MAX_POINTS = 512  # more than a chart on a screen has pixels for
 
 
 class Cell:
-    """One stretch."""
+    """One span."""
 
     def __init__(self) -> None:
-        self.step = 0  # the last one in it
-        self.values: dict[str, list[float]] = {}  # name -> how many, sum, least, greatest; of the finite ones
+        self.step = 0  # the last one in the span
+        self.values: dict[str, list[float]] = {}  # name -> count, sum, minimum, maximum of the finite ones
 
     def add(self, step: int, values: Mapping[str, float]) -> None:
         self.step = step
@@ -34,29 +34,29 @@ class Cell:
 
     def join(self, later: "Cell") -> None:
         self.step = later.step
-        for name, (n, total, least, greatest) in later.values.items():
+        for name, (n, total, low, high) in later.values.items():
             mine = self.values.get(name, [0, 0.0, math.inf, -math.inf])
-            self.values[name] = [mine[0] + n, mine[1] + total, min(mine[2], least), max(mine[3], greatest)]
+            self.values[name] = [mine[0] + n, mine[1] + total, min(mine[2], low), max(mine[3], high)]
 
 
 class Buckets:
-    def __init__(self, most: int = MOST):
-        self.most, self.width = most, 1
-        self.cells: dict[int, Cell] = {}  # number of the stretch -> what is in it, in order
+    def __init__(self, max_points: int = MAX_POINTS):
+        self.max_points, self.width = max_points, 1
+        self.cells: dict[int, Cell] = {}  # index of the span -> its values, in order
 
     def add(self, step: int, values: Mapping[str, float]) -> None:
-        """step: counted from 1, never falling."""
+        """step: from 1, non-decreasing."""
         at = (step - 1) // self.width
         if at not in self.cells:
-            if len(self.cells) == self.most:
+            if len(self.cells) == self.max_points:
                 self._double()
                 at = (step - 1) // self.width
             self.cells.setdefault(at, Cell())
         self.cells[at].add(step, values)
 
     def _double(self) -> None:
-        """Until there is room: points that lie far apart may share no stretch at first."""
-        while len(self.cells) >= self.most:
+        """Until there is room: distant points may not share a span at first."""
+        while len(self.cells) >= self.max_points:
             self.width *= 2
             joined: dict[int, Cell] = {}
             for at, cell in self.cells.items():
@@ -70,20 +70,20 @@ class Buckets:
         return [cell.step for cell in self.cells.values()]
 
     def means(self, name: str) -> list[float | None]:
-        """One a stretch; None where it has no finite value."""
+        """One per span; None if it has no finite value."""
         return [rounded(known[1] / known[0]) if (known := cell.values.get(name)) else None for cell in self.cells.values()]
 
     def sums(self, name: str) -> list[float]:
         return [cell.values[name][1] if name in cell.values else 0.0 for cell in self.cells.values()]
 
     def last(self, name: str) -> list[float | None]:
-        """Of values that only grow: the greatest is the last."""
+        """Of values that only grow: the maximum is the last."""
         return self._at(name, 3, digits=9)
 
     def ranges(self, name: str) -> dict[str, list[float | None]]:
-        """Mean, least and greatest; the mean alone where every stretch is a single step."""
+        """Mean, minimum and maximum; the mean alone if every span is a single step."""
         means = {"mean": self.means(name)}
-        return means if self.width == 1 else means | {"least": self._at(name, 2), "greatest": self._at(name, 3)}
+        return means if self.width == 1 else means | {"min": self._at(name, 2), "max": self._at(name, 3)}
 
     def _at(self, name: str, which: int, digits: int = 5) -> list[float | None]:
         values: Sequence[Any] = [cell.values.get(name) for cell in self.cells.values()]
@@ -91,5 +91,5 @@ class Buckets:
 
 
 def rounded(value: float, digits: int = 5) -> float:
-    """Fewer digits, fewer bytes: a chart has some hundred pixels."""
+    """Fewer digits, fewer bytes: a chart has a few hundred pixels."""
     return float(f"{value:.{digits}g}")

@@ -1,8 +1,8 @@
-"""What a report tells of a run, gathered event by event.
+"""What the report of a run shows, folded from its events.
 
-    RunHistory(run)          what stands in its directory: configuration, environment
-    story.take(event)   every event of metrics.jsonl, once, in order
-    story.data()        what the page draws, as plain lists; story.facts() what it says in words
+    RunHistory(run)        configuration and environment, from the run's directory
+    history.add(event)     every event of metrics.jsonl, once, in order
+    history.data()         what the page draws, as plain lists
 Its size is bounded, however long the run.
 Tested by: tests/report/test_history.py."""
 
@@ -13,18 +13,19 @@ from datetime import datetime
 from typing import Any
 
 from tapeless.report.buckets import Buckets, rounded
+from tapeless.report.metrics import curves
 from tapeless.training.metrics_log import as_written, read_metrics
 from tapeless.training.run_config import read_run_config
 from tapeless.training.run_dir import RunDir
 
-SAMPLES, SAMPLE_LENGTH = 12, 2000  # kept in the page, and characters of each
+SAMPLES, SAMPLE_LENGTH = 12, 2000  # on the page, and characters of each
 NOTES = 40  # warnings, resumes and ends
-LAYER_POINTS = 128  # of each layer's two rows
-CLIP_STRETCHES, CLIP_LEAST = 64, 10  # points of the clip rate, each over this many steps or more
+LAYER_POINTS = 128  # columns of the layer maps
+CLIP_POINTS, CLIP_STEPS = 64, 10  # most points of the clip rate, and least steps in each
 
 
 def _environment(run: RunDir) -> dict[str, Any]:
-    """Nothing where the file is missing or damaged: a run can do without."""
+    """Empty if the file is missing or damaged."""
     try:
         found = json.loads(run.env.read_bytes())
     except (OSError, ValueError):
@@ -44,6 +45,7 @@ class RunHistory:
         self.last_eval: Mapping[str, Any] = {}
         self.best_eval: Mapping[str, Any] = {}
         self.seconds = 0.0  # spent in steps
+        self.best_ema: Mapping[str, Any] = {}  # the evaluation with the lowest loss of the averaged weights
         self.peak_memory, self.on_device = 0, False
         self.samples: list[tuple[int, str]] = []
         self.notes: list[tuple[int, str]] = []
@@ -51,16 +53,16 @@ class RunHistory:
         self._samples_seen, self._sample_stride = 0, 1
 
     @classmethod
-    def of(cls, run: RunDir) -> "RunHistory":
-        """All that a run has told so far."""
-        story = cls(run)
+    def read(cls, run: RunDir) -> "RunHistory":
+        """All events of a run so far."""
+        history = cls(run)
         if run.metrics.is_file():
             with as_written(run.metrics):
                 for event in read_metrics(run.metrics):
-                    story.take(event)
-        return story
+                    history.add(event)
+        return history
 
-    def take(self, event: Mapping[str, Any]) -> None:
+    def add(self, event: Mapping[str, Any]) -> None:
         kind = event["event"]
         self.ending = None
         if kind == "step":
@@ -68,7 +70,7 @@ class RunHistory:
         elif kind == "eval":
             self._eval(event)
         elif kind == "layer_stats":
-            self._watch(event)
+            self._layer_stats(event)
         elif kind == "sample":
             self._sample(event)
         elif kind in ("start", "resume"):
@@ -89,24 +91,18 @@ class RunHistory:
         values = {
             "tokens": event["tokens"],
             "seconds": self.seconds,
-            "loss": float(event["loss"]),
-            "grad_norm": norm,
-            "lr": event["lr"],
-            "speed": event["tokens_per_second"],
             "clipped": float(0 < clip < norm),
             "steps": 1,
         }
-        self.steps.add(event["step"], values)
+        self.steps.add(event["step"], values | _numbers(event))
 
     def _eval(self, event: Mapping[str, Any]) -> None:
-        loss = float(event["val_loss"])
         self.last_eval = event
-        if math.isfinite(loss) and loss < float(self.best_eval.get("val_loss", math.inf)):
-            self.best_eval = event
-        values = {"val_loss": loss, "bits_per_byte": float(event["bits_per_byte"])}
-        self.evals.add(event["step"], values | self._elapsed())
+        self.best_eval = _lower("val_loss", event, self.best_eval)
+        self.best_ema = _lower("ema_val_loss", event, self.best_ema)
+        self.evals.add(event["step"], _numbers(event) | self._elapsed())
 
-    def _watch(self, event: Mapping[str, Any]) -> None:
+    def _layer_stats(self, event: Mapping[str, Any]) -> None:
         self.groups = list(event["grad_norm"])
         self.on_device = event["device_memory_bytes"] is not None
         memory = event["device_memory_bytes"] if self.on_device else event["memory_bytes"]
@@ -118,13 +114,13 @@ class RunHistory:
         self.layers.add(event["step"], rows | self._elapsed())
 
     def _sample(self, event: Mapping[str, Any]) -> None:
-        """The first, the last, and some between, evenly."""
+        """Keep the first, the last, and some in between at equal distances."""
         sample = (event["step"], event["text"][:SAMPLE_LENGTH])
         self.samples = [sample] if not self.samples else [*self._even(), sample]
         self._samples_seen += 1
 
     def _even(self) -> list[tuple[int, str]]:
-        """What stays of the samples when another comes: the last one only where it is in step with the others."""
+        """The samples to keep when another one arrives."""
         kept = self.samples if (self._samples_seen - 1) % self._sample_stride == 0 else self.samples[:-1]
         if len(kept) == SAMPLES:
             self._sample_stride *= 2
@@ -142,31 +138,20 @@ class RunHistory:
         return self.run.path.resolve().name
 
     @property
-    def begun(self) -> str:
+    def started(self) -> str:
         return datetime.fromtimestamp(self.start["time"]).astimezone().isoformat(" ", "minutes") if self.start else ""
 
     def data(self) -> dict[str, Any]:
-        """What the curves are drawn from."""
+        """The numbers that page.js draws."""
         baselines = self.start.get("baselines") or {}
         return {
             "clip": self.config.train.grad_clip,
             "baselines": {name: rounded(value) for name, value in baselines.items()},
             "floor": self.start.get("floor"),
             "data": dict(self.config.data),
-            "stretch": self.steps.width,
-            "steps": {
-                **_axes(self.steps),
-                "loss": self.steps.ranges("loss"),
-                "grad_norm": self.steps.ranges("grad_norm"),
-                "lr": self.steps.ranges("lr"),
-                "speed": self.steps.ranges("speed"),
-            },
+            "steps": _axes(self.steps) | {metric.key: self.steps.ranges(metric.key) for metric in curves("step")},
             "clip_rate": self._clip_rate(),
-            "evals": {
-                **_axes(self.evals),
-                "val_loss": self.evals.ranges("val_loss"),
-                "bits_per_byte": self.evals.ranges("bits_per_byte"),
-            },
+            "evals": _axes(self.evals) | {metric.key: self.evals.ranges(metric.key) for metric in curves("eval")},
             "memory": {**_axes(self.memory), "bytes": self.memory.ranges("memory"), "on_device": self.on_device},
             "layers": {
                 **_axes(self.layers),
@@ -177,14 +162,23 @@ class RunHistory:
         }
 
     def _clip_rate(self) -> dict[str, Any]:
-        """The share of clipped steps: several stretches together, since a single step is either clipped or not."""
+        """The share of clipped steps, each point over several spans of steps: a single step is either clipped or not."""
         cells = list(self.steps.cells.values())
-        together = max(-(-len(cells) // CLIP_STRETCHES), -(-CLIP_LEAST // self.steps.width))
+        together = max(-(-len(cells) // CLIP_POINTS), -(-CLIP_STEPS // self.steps.width))
         axes, clipped, steps = _axes(self.steps), self.steps.sums("clipped"), self.steps.sums("steps")
         starts = range(0, len(cells), together)
         rate = [rounded(sum(clipped[i : i + together]) / max(sum(steps[i : i + together]), 1)) for i in starts]
         ends = [min(i + together, len(cells)) - 1 for i in starts]
         return {name: [values[i] for i in ends] for name, values in axes.items()} | {"rate": {"mean": rate}}
+
+
+def _numbers(event: Mapping[str, Any]) -> dict[str, float]:
+    return {metric.key: float(event[metric.key]) for metric in curves(event["event"]) if metric.key in event}
+
+
+def _lower(key: str, event: Mapping[str, Any], best: Mapping[str, Any]) -> Mapping[str, Any]:
+    loss = float(event.get(key, math.nan))
+    return event if math.isfinite(loss) and loss < float(best.get(key, math.inf)) else best
 
 
 def _axes(buckets: Buckets) -> dict[str, list[Any]]:

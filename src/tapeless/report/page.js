@@ -9,9 +9,9 @@ const root = document.documentElement;
 let axis = "steps";
 
 // ---- small helpers
-const there = (v) => v !== null;
+const present = (v) => v !== null;
 const clamp = (v, low, high) => Math.min(high, Math.max(low, v));
-const lastOf = (values) => values.findLast(there) ?? null;
+const lastOf = (values) => values.findLast(present) ?? null;
 const same = (values) => values.every((v) => JSON.stringify(v) === JSON.stringify(values[0]));
 const dark = () =>
   root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
@@ -31,7 +31,7 @@ const fitted = (text, room) => {
   return shown;
 };
 
-// ---- numbers as people read them
+// ---- number formats
 const grouped = (v) => v.toLocaleString("en");
 const digits = (v, n) => String(Number(v.toPrecision(n)));
 const short = (v) => {
@@ -77,13 +77,13 @@ const horizontal = (last) => {
   if (axis !== "time") return { unit: 1, format: whole, title: axis === "steps" ? "step" : "tokens" };
   const units = [[180, 1, "seconds"], [10800, 60, "minutes"], [259200, 3600, "hours"], [Infinity, 86400, "days"]];
   const [, unit, name] = units.find(([below]) => last < below);
-  return { unit, format: (v) => digits(v, 3), title: `${name}, steps alone` };
+  return { unit, format: (v) => digits(v, 3), title: `${name} in steps` };
 };
 
-// ---- what each chart shows: series over a table of points, and rules across
-// end: what the label at a curve's end begins with; null: no label. quiet: a thin line, without its band
+// ---- charts: series over a table of points, and horizontal rules
+// end: prefix of the label at the end of a curve; null: no label. quiet: a thin line without a band
 const line = (run, table, values, more) => ({ table, values, color: MANY ? run % COLORS : 0, dash: run >= COLORS, ...more });
-const perRun = (pick) => RUNS.flatMap((run, i) => pick(run, i).filter((s) => s.values.mean.some(there)));
+const perRun = (pick) => RUNS.flatMap((run, i) => pick(run, i).filter((s) => s.values.mean.some(present)));
 const named = (run, word) => MANY ? run.name : word;
 const single = (part, key, word, more = {}) => perRun((run, i) => {
   const name = typeof word === "string" ? word : word(run);
@@ -101,6 +101,8 @@ const CHARTS = {
         line(i, run.steps, run.steps.loss, { name: training, smoothed: true, quiet: MANY, end }),
         line(i, run.evals, run.evals.val_loss,
           { name: validation, color: MANY ? i % COLORS : 1, dots: true, end: named(run, "validation") }),
+        line(i, run.evals, run.evals.ema_val_loss,
+          { name: `${validation} (EMA)`, color: MANY ? i % COLORS : 3, dots: true, quiet: MANY, end: MANY ? null : "EMA" }),
       ];
     }),
     rules: lossRules(),
@@ -119,9 +121,9 @@ const CHARTS = {
     series: RUNS.some((run) => run.clip > 0) ? single("clip_rate", "rate", "clipped", { area: !MANY }) : [],
   }),
   lr: () => ({ zero: true, format: precise, label: precise, series: single("steps", "lr", "rate", { band: false }) }),
-  speed: () => ({
+  tokens_per_second: () => ({
     zero: true, format: (v) => grouped(Math.round(v)), label: short,
-    series: single("steps", "speed", "tokens/s", { smoothed: true, end: "" }),
+    series: single("steps", "tokens_per_second", "tokens/s", { smoothed: true, end: "" }),
   }),
   memory: () => ({
     zero: true, format: bytes, label: bytes, tick: bytes,
@@ -135,23 +137,23 @@ function lossRules() {
   return floor === null ? rules : [...rules, { y: floor, text: `entropy ${floor.toFixed(3)}`, floor: true }];
 }
 
-// The mean of the neighbours; on a logarithmic axis the geometric one, which a single spike moves little.
+// Moving average; on a logarithmic axis the geometric mean, which a single spike hardly moves.
 function smooth(values, log) {
   const reach = Math.floor(values.length / 80);
   return values.map((value, i) => {
     if (value === null) return null;
-    const near = values.slice(Math.max(0, i - reach), i + reach + 1).filter((v) => there(v) && (!log || v > 0));
+    const near = values.slice(Math.max(0, i - reach), i + reach + 1).filter((v) => present(v) && (!log || v > 0));
     const mean = (of) => near.reduce((sum, v) => sum + of(v), 0) / near.length;
     return log && near.length ? Math.exp(mean(Math.log)) : mean(Number);
   });
 }
 
 // ---- a line chart
-const banded = (s) => s.values.least && !s.quiet && s.band !== false;
+const banded = (s) => s.values.min && !s.quiet && s.band !== false;
 function verticalRange(chart, series, rules) {
   const drawn = series.flatMap((s) => s.quiet ? s.y : [...s.y, ...s.values.mean, ...(banded(s) ? bandValues(s) : [])]);
-  const focus = (chart.focus ?? []).filter(there);
-  const all = (focus.length ? focus : [...drawn, ...rules.map((r) => r.y)]).filter((v) => there(v) && (!chart.log || v > 0));
+  const focus = (chart.focus ?? []).filter(present);
+  const all = (focus.length ? focus : [...drawn, ...rules.map((r) => r.y)]).filter((v) => present(v) && (!chart.log || v > 0));
   let low = chart.zero ? 0 : all.reduce((a, b) => Math.min(a, b), Infinity);
   let high = chart.top ?? all.reduce((a, b) => Math.max(a, b), -Infinity);
   if (!Number.isFinite(low) || !Number.isFinite(high)) [low, high] = [chart.log ? 0.1 : 0, 1];
@@ -160,7 +162,7 @@ function verticalRange(chart, series, rules) {
   const room = high > low ? high - low : Math.max(1, Math.abs(high));
   return [chart.zero ? 0 : low - room * 0.04, high + room * 0.05];
 }
-const bandValues = (s) => [...s.values.least, ...s.values.greatest];
+const bandValues = (s) => [...s.values.min, ...s.values.max];
 
 function frame(plot, chart) {
   const width = plot.clientWidth, height = chart.height ?? 210;
@@ -170,7 +172,7 @@ function frame(plot, chart) {
   const rules = (chart.rules ?? []).filter((r) => r.y >= low && r.y <= high);
   const tick = chart.tick ?? ((v) => chart.log || (Math.abs(v) < 1e-2 && v !== 0) ? precise(v) : short(v));
   const ticks = chart.log ? logTicks(low, high) : niceTicks(low, high, height / 48);
-  const labels = series.filter((s) => there(s.end)).map((s) => {
+  const labels = series.filter((s) => present(s.end)).map((s) => {
     const value = lastOf(s.y);
     return { value, text: `${s.end} ${chart.label(value)}`.trim(), class: `end f${s.color}` };
   });
@@ -189,8 +191,8 @@ function frame(plot, chart) {
 
 function drawLines(figure, plot, chart) {
   const f = frame(plot, chart), { box, X, Y } = f;
-  const told = `${figure.querySelector("b").textContent}: ${f.labels.map((l) => l.text).join(", ")}`;
-  const svg = node("svg", { width: f.width, height: f.height, role: "img", "aria-label": told });
+  const description = `${figure.querySelector("b").textContent}: ${f.labels.map((l) => l.text).join(", ")}`;
+  const svg = node("svg", { width: f.width, height: f.height, role: "img", "aria-label": description });
   for (const v of f.ticks) {
     svg.append(node("line", { class: "gridline", x1: box.left, x2: box.right, y1: Y(v), y2: Y(v) }));
     svg.append(node("text", { x: box.left - 8, y: Y(v) + 4, "text-anchor": "end" }, f.tick(v)));
@@ -204,7 +206,7 @@ function drawLines(figure, plot, chart) {
   const curves = node("g", { "clip-path": `url(#${name})` });
   curves.append(...f.series.flatMap((s) => bandsOf(s, f)), ...f.series.flatMap((s) => curvesOf(s, f)));
   svg.append(hole, curves);
-  for (const l of apart(f.labels.map((l) => ({ ...l, y: Y(l.value) })), 14, box.bottom)) {
+  for (const l of spread(f.labels.map((l) => ({ ...l, y: Y(l.value) })), 14, box.bottom)) {
     svg.append(node("text", { class: l.class, x: box.right + 8, y: l.y + 4 }, fitted(l.text, f.margin - 10)));
   }
   plot.replaceChildren(svg);
@@ -218,10 +220,10 @@ function drawLines(figure, plot, chart) {
   });
 }
 const rangeOf = ({ values, band }, i, format) =>
-  values.least && band !== false && values.least[i] !== values.greatest[i]
-    ? `${format(values.least[i])} – ${format(values.greatest[i])}` : "";
+  values.min && band !== false && values.min[i] !== values.max[i]
+    ? `${format(values.min[i])} – ${format(values.max[i])}` : "";
 
-const pointsOf = (s, values, f) => values.map((v, i) => there(v) && (!f.log || v > 0) ? [f.X(s.x[i]), f.Y(v)] : null);
+const pointsOf = (s, values, f) => values.map((v, i) => present(v) && (!f.log || v > 0) ? [f.X(s.x[i]), f.Y(v)] : null);
 const pair = ([x, y]) => `${x.toFixed(1)},${y.toFixed(1)}`;
 const linePath = (points) => points.map((p, i) => p ? (i && points[i - 1] ? "L" : "M") + pair(p) : "").join("");
 const bandPath = (upper, lower) => {
@@ -232,12 +234,12 @@ const bandPath = (upper, lower) => {
 function bandsOf(s, f) {
   const found = [], points = (values) => pointsOf(s, values, f);
   if (banded(s)) {
-    found.push(node("path", { class: `band f${s.color}`, d: bandPath(points(s.values.greatest), points(s.values.least)) }));
+    found.push(node("path", { class: `band f${s.color}`, d: bandPath(points(s.values.max), points(s.values.min)) }));
   } else if (s.smoothed && !s.quiet && s.x.length > 80) {
     found.push(node("path", { class: `faint s${s.color}`, d: linePath(points(s.values.mean)) }));
   }
   if (s.area) {
-    const ground = points(s.y.map((v) => there(v) ? 0 : null));
+    const ground = points(s.y.map((v) => present(v) ? 0 : null));
     found.push(node("path", { class: `band f${s.color}`, d: bandPath(points(s.y), ground) }));
   }
   return found;
@@ -246,7 +248,7 @@ function curvesOf(s, f) {
   const points = pointsOf(s, s.y, f);
   const style = `curve s${s.color}${s.quiet ? " quiet" : ""}${s.dash ? " dash" : ""}`;
   const path = node("path", { class: style, d: linePath(points) });
-  const dots = (s.dots && s.x.length <= 60) || s.x.length === 1 ? points.filter(there) : [];
+  const dots = (s.dots && s.x.length <= 60) || s.x.length === 1 ? points.filter(present) : [];
   return [path, ...dots.map(([cx, cy]) => node("circle", { class: `f${s.color}`, cx, cy, r: 2.6 }))];
 }
 function drawHorizontal(svg, box, X, from, last) {
@@ -259,8 +261,8 @@ function drawHorizontal(svg, box, X, from, last) {
   }
   svg.append(node("text", { class: "mark", x: box.right, y: box.bottom + 32, "text-anchor": "end" }, title));
 }
-// Labels, so far from each other that they can be read.
-function apart(labels, room, bottom) {
+// Move labels apart until none overlap.
+function spread(labels, room, bottom) {
   labels.sort((a, b) => a.y - b.y);
   for (let i = 1; i < labels.length; i++) labels[i].y = Math.max(labels[i].y, labels[i - 1].y + room);
   for (let i = labels.length - 1, limit = bottom + 4; i >= 0; limit = labels[i].y - room, i--) {
@@ -269,36 +271,36 @@ function apart(labels, room, bottom) {
   return labels;
 }
 
-// ---- a map: a row for each layer, a column for each look
+// ---- a heat map: one row per layer, one column per measurement
 const RAMPS = {
-  rising: {
+  sequential: {
     light: [[238, 242, 246], [140, 180, 214], [20, 92, 158], [10, 38, 84]],
     dark: [[36, 42, 52], [30, 84, 136], [84, 168, 232], [214, 238, 255]],
   },
-  aside: {  // neutral in the middle
+  diverging: {  // neutral in the middle
     light: [[0, 82, 148], [126, 176, 216], [240, 240, 237], [240, 168, 104], [176, 66, 0]],
     dark: [[120, 196, 255], [44, 104, 158], [44, 48, 56], [168, 88, 24], [255, 176, 104]],
   },
 };
 const MAPS = {
-  layer_grad_norm: { key: "grad_norm", ramp: "rising" },
-  layer_update_ratio: { key: "update_ratio", ramp: "aside", range: [1e-5, 1e-1] },
+  layer_grad_norm: { key: "grad_norm", ramp: "sequential" },
+  layer_update_ratio: { key: "update_ratio", ramp: "diverging", range: [1e-5, 1e-1] },
 };
 const mixed = (stops, share) => {
   const at = clamp(share, 0, 1) * (stops.length - 1), i = Math.min(Math.floor(at), stops.length - 2);
   return `rgb(${stops[i].map((v, k) => Math.round(v + (stops[i + 1][k] - v) * (at - i))).join(",")})`;
 };
 function shades(map) {
-  const seen = RUNS.flatMap((run) => run.layers[map.key].flat()).filter((v) => there(v) && v > 0);
-  const least = seen.reduce((a, b) => Math.min(a, b), Infinity), greatest = seen.reduce((a, b) => Math.max(a, b), 0);
-  const [low, high] = map.range ?? (least < greatest ? [least, greatest] : [greatest / 2 || 0.5, greatest * 2 || 2]);
+  const seen = RUNS.flatMap((run) => run.layers[map.key].flat()).filter((v) => present(v) && v > 0);
+  const lowest = seen.reduce((a, b) => Math.min(a, b), Infinity), highest = seen.reduce((a, b) => Math.max(a, b), 0);
+  const [low, high] = map.range ?? (lowest < highest ? [lowest, highest] : [highest / 2 || 0.5, highest * 2 || 2]);
   const stops = RAMPS[map.ramp][dark() ? "dark" : "light"];
-  return { low, high, of: (v) => there(v) ? mixed(stops, Math.log(Math.max(v, low) / low) / Math.log(high / low)) : "none" };
+  return { low, high, of: (v) => present(v) ? mixed(stops, Math.log(Math.max(v, low) / low) / Math.log(high / low)) : "none" };
 }
 function drawMap(figure, plot, run, map) {
   const table = run.layers, values = table[map.key], x = table[AXES[axis]], shade = shades(map), width = plot.clientWidth;
   const names = table.groups.map((name) => name.replace("blocks.", "").replace(".", " "));
-  const finals = values.map((row) => there(lastOf(row)) ? brief(lastOf(row)) : "");
+  const finals = values.map((row) => present(lastOf(row)) ? brief(lastOf(row)) : "");
   const rowHeight = clamp(Math.floor(240 / names.length), 13, 22);
   const box = { left: widest(names) + 10, right: width - widest(finals) - 10, top: 4, bottom: 4 + names.length * rowHeight };
   const last = x[x.length - 1] || 1, X = (v) => box.left + v / last * (box.right - box.left);
@@ -319,7 +321,7 @@ function drawMap(figure, plot, run, map) {
   plot.replaceChildren(svg);
   follow(plot, svg, box, X, [{ x, y: x, table }], ([{ i }], py) => {
     const r = clamp(Math.floor((py - box.top) / rowHeight), 0, names.length - 1), v = values[r][i];
-    const rows = [[null, table.groups[r], there(v) ? v.toExponential(2) : "not finite", ""]];
+    const rows = [[null, table.groups[r], present(v) ? v.toExponential(2) : "not finite", ""]];
     return { x: X(x[i]), title: where(table, i), rows, dots: [] };
   });
 }
@@ -332,7 +334,7 @@ function drawLegend(svg, left, y, length, { low, high, of }) {
   svg.append(node("text", { x: left, y: y + 8 }, brief(low)), node("text", { x: start + length + 6, y: y + 8 }, brief(high)));
 }
 
-// ---- the pointer, and the arrow keys
+// ---- pointer and arrow keys
 const nearest = (values, v) => {
   let low = 0, high = values.length - 1;
   while (low < high) {
@@ -341,8 +343,8 @@ const nearest = (values, v) => {
   }
   return low > 0 && v - values[low - 1] < values[low] - v ? low - 1 : low;
 };
-// tell: of the points found near the pointer, what the tip says: x, title, rows, dots
-function follow(plot, svg, box, X, series, tell) {
+// describe: the tooltip (x, title, rows, dots) for the points near the pointer
+function follow(plot, svg, box, X, series, describe) {
   const cursor = node("g", { visibility: "hidden" }), tip = document.createElement("div");
   tip.className = "tip";
   tip.hidden = true;
@@ -353,15 +355,15 @@ function follow(plot, svg, box, X, series, tell) {
   const hide = () => { tip.hidden = true; cursor.setAttribute("visibility", "hidden"); };
   const show = (py) => {
     const near = (s, i) => Math.abs(X(s.x[i]) - X(grid[at])) < Math.max(12, (box.right - box.left) / s.x.length);
-    const found = series.map((s) => ({ s, i: nearest(s.x, grid[at]) })).filter(({ s, i }) => there(s.y[i]) && near(s, i));
+    const found = series.map((s) => ({ s, i: nearest(s.x, grid[at]) })).filter(({ s, i }) => present(s.y[i]) && near(s, i));
     if (!found.length) return hide();
-    const told = tell(found, py);
-    cursor.replaceChildren(node("line", { class: "cursor", x1: told.x, x2: told.x, y1: box.top, y2: box.bottom }),
-      ...told.dots.map(([cx, cy, color]) => node("circle", { class: `f${color}`, cx, cy, r: 3.5 })));
+    const shown = describe(found, py);
+    cursor.replaceChildren(node("line", { class: "cursor", x1: shown.x, x2: shown.x, y1: box.top, y2: box.bottom }),
+      ...shown.dots.map(([cx, cy, color]) => node("circle", { class: `f${color}`, cx, cy, r: 3.5 })));
     cursor.setAttribute("visibility", "visible");
-    fill(tip, told);
+    fill(tip, shown);
     tip.hidden = false;
-    const beside = told.x + 14 + tip.offsetWidth < plot.clientWidth ? told.x + 14 : told.x - 14 - tip.offsetWidth;
+    const beside = shown.x + 14 + tip.offsetWidth < plot.clientWidth ? shown.x + 14 : shown.x - 14 - tip.offsetWidth;
     const left = clamp(beside, 0, Math.max(0, plot.clientWidth - tip.offsetWidth));
     tip.style.transform = `translate(${left}px, ${clamp(py - tip.offsetHeight - 12, -tip.offsetHeight, box.bottom)}px)`;
   };
@@ -380,18 +382,18 @@ function follow(plot, svg, box, X, series, tell) {
     show((box.top + box.bottom) / 2);
   };
 }
-function fill(tip, told) {
+function fill(tip, shown) {
   const title = document.createElement("div"), table = document.createElement("table");
-  title.textContent = told.title;
-  for (const [color, ...cells] of told.rows) {
+  title.textContent = shown.title;
+  for (const [color, ...cells] of shown.rows) {
     const row = table.insertRow(), key = row.insertCell().appendChild(document.createElement("i"));
-    if (there(color)) key.className = `key k${color}`;
+    if (present(color)) key.className = `key k${color}`;
     for (const text of cells) row.insertCell().textContent = text;
   }
   tip.replaceChildren(title, table);
 }
 
-// ---- all of it, again when the width, the axis or the theme changes
+// ---- draw everything; again when the width, the axis or the theme changes
 function drawFigure(figure) {
   const plot = figure.querySelector(".plot"), key = figure.dataset.chart;
   plot.tabIndex = 0;

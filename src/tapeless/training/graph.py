@@ -1,12 +1,11 @@
-"""A training step as one CUDA graph: captured once, then replayed, without Python and without gaps between its kernels.
+"""A training step as one CUDA graph: captured once, then replayed without Python and without gaps between kernels.
 
-    tokens, targets, lr, the limit of the loss  ->  buffers that the graph reads
-    zero, forward, backward of every micro-batch, norm, clipping, AdamW, the bfloat16 copy
-    loss, norm, whether the ids are good, whether it was skipped  ->  the numbers that the host reads back and waits for
-The first step of a shape runs as it is, which compiles whatever is compiled; the second captures. What would need an answer
-from the device in between is decided there: a loss above its limit, a loss or norm that is not finite, or an id outside the
-vocabulary makes the factor of the update NaN, and the update then leaves everything as it was. The host raises afterwards, as
-train_step does.
+    tokens, targets, the optimizer's step scalars, the loss limit  ->  buffers that the graph reads
+    zero, forward, backward of every micro-batch, norm, clipping, update, bfloat16 copy
+    loss, norm, whether the ids are valid, whether the update was skipped  ->  numbers that the host reads back
+The first step of a shape runs eagerly, which compiles the kernels; the second is captured. Decisions are made on the device: a
+loss above its limit, a non-finite loss or norm, or an id outside the vocabulary sets the scale of the update to NaN, and the
+update then changes nothing. The host raises afterwards, as train_step does.
 Tested by: tests/train/test_graph.py."""
 
 import logging
@@ -27,14 +26,14 @@ from tapeless.optim.flat import FlatOptimizer
 from tapeless.training.step import StepResult, micro_batches
 
 log = logging.getLogger("tapeless")
-SHAPES = 2  # that are captured, since each graph has its own activations; steps of any other are launched call by call
+SHAPES = 2  # most shapes to capture, since each graph has its own activations; steps of other shapes run eagerly
 
 
 def graphed_step(model: AnyModel, optimizer: FlatOptimizer, config: TrainConfig) -> "GraphedStep | None":
-    """The captured step where one can be, and None, with the reason in the log, where not."""
+    """The captured step; None if it cannot be captured, with the reason in the log."""
     if model.device.type != "cuda":
         return None
-    reason = _obstacle(model, optimizer, config)
+    reason = _no_graph_reason(model, optimizer, config)
     if reason is not None:
         log.warning("CUDA graph disabled: %s; running eagerly", reason)
         return None
@@ -42,15 +41,15 @@ def graphed_step(model: AnyModel, optimizer: FlatOptimizer, config: TrainConfig)
     return GraphedStep(model, optimizer, grad_clip=config.grad_clip, grad_accum=config.grad_accum)
 
 
-def _obstacle(model: AnyModel, optimizer: FlatOptimizer, config: TrainConfig) -> str | None:
+def _no_graph_reason(model: AnyModel, optimizer: FlatOptimizer, config: TrainConfig) -> str | None:
     if not isinstance(model, Transformer) or not model.ops.capturable or model.ops.grad_norm is None:
-        return f"ops {model.ops.name!r} wait for the device within a step"
+        return f"ops {model.ops.name!r} synchronize within a step"
     if not optimizer.capturable:
         return f"a step of {type(optimizer).__name__} cannot be captured"
     if model.config.dropout:
-        return "a mask of dropout is drawn from the number of its step, which a graph could not change"
+        return "dropout masks depend on the step number, which a graph cannot change"
     if config.document_attention:
-        return "a graph has no place for the documents of a batch"
+        return "document masking is not captured"
     return None
 
 
@@ -58,7 +57,7 @@ class Captured(NamedTuple):
     graph: torch.cuda.CUDAGraph
     tokens: Tensor  # (k*B, T) int64
     targets: Tensor  # (k*B, T) int64
-    report: Tensor  # (4,) float64: loss, norm, whether the ids are good, whether the loss is above its limit
+    report: Tensor  # (4,) float64: loss, norm, whether the ids are valid, whether the loss is above its limit
 
 
 class GraphedStep:
@@ -92,7 +91,7 @@ class GraphedStep:
         return StepResult(loss, norm, bool(skipped))
 
     def _device(self) -> AbstractContextManager[object]:
-        """A graph is captured on the current device, which need not be the model's."""
+        """A graph is captured on the current device, which may not be the model's."""
         return torch.cuda.device(self.model.device) if self.model.device.type == "cuda" else nullcontext()
 
     def _run(self, tokens: Tensor, targets: Tensor) -> Tensor:  # (4,) float64
@@ -100,7 +99,7 @@ class GraphedStep:
         full = len(self._captured) >= SHAPES
         if shape not in self._captured and (shape not in self._seen or full):
             if shape not in self._seen and full:
-                log.info("%d shapes have graphs already: a step of %d x %d is launched call by call", SHAPES, *shape)
+                log.info("%d shapes are captured already: a step of %d x %d runs eagerly", SHAPES, *shape)
             self._seen.add(shape)
             return self._step(tokens, targets)
         if shape not in self._captured:
@@ -113,15 +112,15 @@ class GraphedStep:
         return captured.report
 
     def _capture(self, tokens: Tensor, targets: Tensor) -> Captured:
-        torch.cuda.empty_cache()  # the graph has a pool of its own; what the step before left idle is given back first
+        torch.cuda.empty_cache()  # the graph has its own pool; free what the step before left cached
         graph, own_tokens, own_targets = torch.cuda.CUDAGraph(), tokens.clone(), targets.clone()
         with torch.cuda.graph(graph):
             report = self._step(own_tokens, own_targets)
-        log.info("the step of %d x %d tokens is a CUDA graph", *tokens.shape)
+        log.info("captured a CUDA graph of a step of %d x %d tokens", *tokens.shape)
         return Captured(graph, own_tokens, own_targets, report)
 
     def _step(self, tokens: Tensor, targets: Tensor) -> Tensor:  # (4,) float64
-        """The whole step, without a look at any value: what a graph can hold."""
+        """The whole step without a synchronization: what a graph can hold."""
         model, V = self.model, self.model.config.vocab_size
         ignored = targets == IGNORED
         good = ((tokens >= 0) & (tokens < V) & (ignored | ((targets >= 0) & (targets < V)))).all()
@@ -142,7 +141,7 @@ class GraphedStep:
         return torch.stack([loss.double(), norm, good.double(), skipped.double()])
 
     def _count_writes(self) -> None:
-        """A replay writes the parameters without torch's counting it."""
+        """A replay writes the parameters without raising torch's version counter."""
         self.model.store.flat[:0].zero_()
         self.model.store.mark_copied()
 

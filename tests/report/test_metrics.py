@@ -1,20 +1,32 @@
-"""Numbers of events, by the names that are shown."""
+"""The table of metrics, and the numbers of events by their tags."""
 
 import math
 
-from report_fixtures import GROUPS, course, eval_event, step_event, watch_event
+from report_fixtures import GROUPS, course, eval_event, layer_stats_event, step_event
 
-from tapeless.report.scalars import as_markdown, scalars
+from tapeless.report.metrics import METRICS, as_markdown, scalars
 
 
 def test_a_step_and_an_evaluation():
     step = scalars(step_event(3, loss=2.5, lr=1e-3, grad_norm=0.5, tokens_per_second=100.0))
     assert step == {"loss/train": 2.5, "step/lr": 1e-3, "step/grad_norm": 0.5, "step/tokens_per_second": 100.0}
     assert scalars(eval_event(3, 2.0)) == {"loss/validation": 2.0, "loss/bits_per_byte": 2.0 / math.log(2)}
+    assert scalars(eval_event(3, 2.0) | {"ema_val_loss": 1.5})["loss/validation_ema"] == 1.5
 
 
-def test_a_look_has_a_number_for_each_layer_and_none_for_a_device_that_is_not_there():
-    found = scalars(watch_event(50))
+def test_the_table_has_every_number_of_the_events_and_no_key_or_tag_twice():
+    events = [step_event(1), eval_event(1, 2.0) | {"ema_val_loss": 1.5}, layer_stats_event(1)]
+    known = {(metric.event, metric.key) for metric in METRICS}
+    notes = {"event", "step", "time", "floor", "best"}  # every event has them, or they are not measured
+    found = {(event["event"], key) for event in events for key in event if key not in notes}
+    assert found | {("step", "step"), ("step", "time")} == known
+    assert len(known) == len(METRICS)
+    tags = [metric.tag for metric in METRICS if metric.tag]
+    assert len(set(tags)) == len(tags)
+
+
+def test_layer_stats_have_a_number_for_each_layer_and_none_for_a_missing_device():
+    found = scalars(layer_stats_event(50))
     layers = {f"{table}/{group}" for table in ("grad_norm", "update_ratio") for group in GROUPS}
     assert set(found) == {"memory/process", *layers}
     assert found["grad_norm/embed"] == 0.1

@@ -1,21 +1,23 @@
-"""Event files for TensorBoard, in the run's folder tensorboard/; `tensorboard --logdir runs` finds them.
+"""TensorBoard event files, in the run's directory tensorboard/; `tensorboard --logdir runs` finds them.
 
 Needs the package tensorboard: pip install 'tapeless[tensorboard]'.
-Tested by: tests/report/test_tensorboard_files.py."""
+Tested by: tests/report/test_tensorboard.py."""
 
 import shutil
 
-from tapeless.report.reporters import Event, Reporter, package
-from tapeless.report.scalars import as_markdown, scalars
+from tapeless.report.metrics import Event, as_markdown, scalars
+from tapeless.report.reporters import Reporter, package
 from tapeless.training.run_dir import RunDir
 
 
-class TensorBoardFiles(Reporter):
+class TensorBoardReporter(Reporter):
+    requires = "tensorboard"
+
     def __init__(self, run: RunDir):
         writer = package("tensorboard", "torch.utils.tensorboard").SummaryWriter
         folder = run.path / "tensorboard"
         if folder.exists():
-            shutil.rmtree(folder)  # of the process before a resume: everything is told again
+            shutil.rmtree(folder)  # of the process before a resume: everything is written again
         self._writer = writer(str(folder))
 
     def event(self, event: Event) -> None:

@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 from report_fixtures import course, empty_run, step_event
 
-from tapeless.report import html_page
-from tapeless.report.html_page import HtmlPage
+from tapeless.report import page
+from tapeless.report.reporters import html
+from tapeless.report.reporters.html import HtmlReporter
 from tapeless.training.run_dir import RunDir
 
 
@@ -19,13 +20,13 @@ def run(tmp_path: Path) -> RunDir:
 def written(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The steps of the run when its page was written."""
     steps: list[int] = []
-    monkeypatch.setattr(html_page, "write_page", lambda path, stories: steps.append(stories[0].last.get("step", 0)))
+    monkeypatch.setattr(html, "write_page", lambda path, histories: steps.append(histories[0].last.get("step", 0)))
     return steps
 
 
 def test_after_evaluations_and_at_the_end(run: RunDir, written: list[int], monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(html_page, "SHARE", 1e9)
-    reporter = HtmlPage(run)
+    monkeypatch.setattr(html, "SHARE", 1e9)
+    reporter = HtmlReporter(run)
     for event in course(250):
         reporter.event(event)
     reporter.close()
@@ -34,15 +35,15 @@ def test_after_evaluations_and_at_the_end(run: RunDir, written: list[int], monke
 
 def test_it_takes_no_more_than_its_share(run: RunDir, written: list[int], monkeypatch: pytest.MonkeyPatch):
     now = 0.0
-    monkeypatch.setattr(html_page.time, "monotonic", lambda: now)
+    monkeypatch.setattr(html.time, "monotonic", lambda: now)
 
-    def slow(path: Path, stories: list) -> None:
+    def slow(path: Path, histories: list) -> None:
         nonlocal now
         now += 0.05
-        written.append(stories[0].last["step"])
+        written.append(histories[0].last["step"])
 
-    monkeypatch.setattr(html_page, "write_page", slow)
-    reporter = HtmlPage(run)
+    monkeypatch.setattr(html, "write_page", slow)
+    reporter = HtmlReporter(run)
     for event in course(10_000):
         now += 0.01 if event["event"] == "step" else 0.0
         reporter.event(event)
@@ -51,8 +52,8 @@ def test_it_takes_no_more_than_its_share(run: RunDir, written: list[int], monkey
     assert written[-1] == 10_000
 
 
-def test_what_was_told_before_is_not_written_again_and_again(run: RunDir, written: list[int]):
-    reporter = HtmlPage(run)
+def test_the_history_of_a_resumed_run_is_not_written_event_by_event(run: RunDir, written: list[int]):
+    reporter = HtmlReporter(run)
     reporter.begin(course(1000))
     assert written == []
     reporter.event({"event": "resume", "step": 1000, "changes": {}, "time": 1.7e9})
@@ -61,14 +62,14 @@ def test_what_was_told_before_is_not_written_again_and_again(run: RunDir, writte
 
 
 def test_a_divergence_is_told_at_once(run: RunDir, written: list[int]):
-    reporter = HtmlPage(run)
+    reporter = HtmlReporter(run)
     reporter.event(step_event(1))
     reporter.event({"event": "guard", "step": 2, "error": "loss NaN"})
     assert written == [1]
 
 
 def test_a_stop_between_leaves_the_news_told(run: RunDir, written: list[int]):
-    reporter = HtmlPage(run)
+    reporter = HtmlReporter(run)
     reporter.event(step_event(1))
     reporter.event({"event": "checkpoint", "step": 1, "path": "step-00000001"})
     reporter.close()
@@ -76,14 +77,14 @@ def test_a_stop_between_leaves_the_news_told(run: RunDir, written: list[int]):
 
 
 def test_a_failure_leaves_the_page_before(run: RunDir, monkeypatch: pytest.MonkeyPatch):
-    reporter = HtmlPage(run)
+    reporter = HtmlReporter(run)
     reporter.event({"event": "end", "step": 0, "reason": "done"})
     before = run.report.read_bytes()
 
     def broken(*_: object) -> str:
         raise OSError("no space left on device")
 
-    monkeypatch.setattr(html_page, "render", broken)
+    monkeypatch.setattr(page, "render", broken)
     with pytest.raises(OSError, match="no space"):
         reporter.event({"event": "end", "step": 0, "reason": "done"})
     assert run.report.read_bytes() == before

@@ -8,7 +8,7 @@ import pytest
 from report_fixtures import course, empty_run, loss_at
 
 from tapeless.errors import MissingError
-from tapeless.report.tensorboard_files import TensorBoardFiles
+from tapeless.report.reporters.tensorboard import TensorBoardReporter
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of its own dependencies
 
@@ -17,7 +17,7 @@ def test_where_it_is_missing_the_error_says_how_to_get_it(tmp_path: Path, monkey
     monkeypatch.setitem(sys.modules, "tensorboard", None)
     monkeypatch.delitem(sys.modules, "torch.utils.tensorboard", raising=False)
     with pytest.raises(MissingError, match=r"pip install 'tapeless\[tensorboard\]'"):
-        TensorBoardFiles(empty_run(tmp_path / "run"))
+        TensorBoardReporter(empty_run(tmp_path / "run"))
 
 
 def test_every_value_once_also_after_a_resume(tmp_path: Path):
@@ -27,7 +27,7 @@ def test_every_value_once_also_after_a_resume(tmp_path: Path):
         from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     run = empty_run(tmp_path / "run")
     for steps in (120, 100):
-        files = TensorBoardFiles(run)
+        files = TensorBoardReporter(run)
         files.begin(course(steps))
         files.close()
     found = EventAccumulator(str(run.path / "tensorboard"), size_guidance={"scalars": 0})

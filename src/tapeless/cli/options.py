@@ -35,6 +35,18 @@ ALIASES = {
 }
 
 
+# Titles in --help for the fields of TrainConfig, by the first field of each group.
+GROUPS = {
+    "dataset_path": "data",
+    "init_from": "fine-tuning",
+    "seq_len": "batches and steps",
+    "optimizer": "optimizer and schedule",
+    "spike_z": "guards and averaging",
+    "seed": "device and numerics",
+    "out_dir": "evaluation and output",
+}
+
+
 class Chosen(NamedTuple):
     name: str  # for display
     model: AnyModelConfig
@@ -53,7 +65,11 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_train_arguments(parser: argparse.ArgumentParser) -> None:
-    add_fields(parser.add_argument_group("training"), "train", TrainConfig)
+    parser.usage = f"{parser.prog} [--preset NAME] [--config FILE] [--FLAG VALUE ...]"  # all flags would be 45 lines
+    names = [field.name for field in fields(TrainConfig)]
+    starts = [names.index(first) for first in GROUPS]
+    for title, start, end in zip(GROUPS.values(), starts, [*starts[1:], None], strict=True):
+        add_fields(parser.add_argument_group(title), "train", TrainConfig, only=names[start:end])
 
 
 def add_run_argument(parser: argparse.ArgumentParser) -> None:

@@ -172,7 +172,7 @@ def _prepare_examples(config: TrainConfig, vocab_size: int | None, folder: Path,
 def _finish(folder: Path, tokenizer: Tokenizer, facts: dict[str, Any], known: States | None = None) -> Dataset:
     """Verify the files once, compute the baselines and write data.json. known: of files that were verified just now."""
     record = {"format_version": FORMAT_VERSION, "synthetic": None, **facts}
-    maps = _open_files(folder, tokenizer, external="foreign" in facts)
+    maps = _open_files(folder, tokenizer.fingerprint, external="foreign" in facts)
     states = _states(folder, maps, {name: state._asdict() for name, state in (known or {}).items()})
     record |= {"fingerprint": _fingerprint(tokenizer, states), "files": to_record(states)}
     dataset = _dataset(folder, record, tokenizer, maps, states)
@@ -310,8 +310,8 @@ def _finish_external(path: Path, files: Mapping[str, list[Path]], tokenizer: Tok
 
 
 def fingerprints(folder: Path) -> dict[str, str]:
-    """Of the data in a folder now, under the names of a run's configuration."""
-    _, tokenizer, _, states = _verified(folder)
+    """Of the data in a folder now, under the names of a run's configuration, also if they do not match each other."""
+    _, tokenizer, _, states = _verified(folder, any_tokenizer=True)
     return {"tokenizer_hash": tokenizer.fingerprint, "dataset_fingerprint": _fingerprint(tokenizer, states)}
 
 
@@ -346,10 +346,12 @@ def open_prepared(folder: Path, *, full: bool = False) -> Dataset:
     return dataset
 
 
-def _verified(folder: Path, *, full: bool = False) -> tuple[dict[str, Any], Tokenizer, Maps, States]:
+def _verified(
+    folder: Path, *, full: bool = False, any_tokenizer: bool = False
+) -> tuple[dict[str, Any], Tokenizer, Maps, States]:
     record = read_record(folder)
     tokenizer = load_tokenizer(folder / "tokenizer.json")
-    maps = _open_files(folder, tokenizer, external=bool(record.get("foreign")))
+    maps = _open_files(folder, None if any_tokenizer else tokenizer.fingerprint, external=bool(record.get("foreign")))
     states = _states(folder, maps, {} if full else record.get("files"))
     recorded = to_record(states)
     if recorded != record.get("files") and _fingerprint(tokenizer, states) == record["fingerprint"]:
@@ -426,14 +428,13 @@ def _data_files(folder: Path) -> list[str]:
     return ["tokenizer.json", *tokens, *starts, *roles]
 
 
-def _open_files(folder: Path, tokenizer: Tokenizer, *, external: bool) -> Maps:
-    maps: Maps = {}
-    for name in _data_files(folder)[1:]:
-        if name.endswith(".npy"):
-            maps[name] = None
-        else:
-            maps[name] = open_external(folder / name) if external else open_tokens(folder / name, tokenizer.fingerprint)
-    return maps
+def _open_files(folder: Path, tokenizer_hash: str | None, *, external: bool) -> Maps:
+    def opened(path: Path) -> np.memmap | None:
+        if path.suffix == ".npy":
+            return None
+        return open_external(path) if external else open_tokens(path, tokenizer_hash)
+
+    return {name: opened(folder / name) for name in _data_files(folder)[1:]}
 
 
 def _states(folder: Path, maps: Maps, recorded: Any) -> States:

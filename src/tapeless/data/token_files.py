@@ -117,8 +117,8 @@ def write_tokens(path: Path, blocks: Iterable[np.ndarray], *, vocab_size: int, f
             write(ids)
 
 
-def open_tokens(path: Path, fingerprint: str) -> np.memmap:  # (count,) uint16 or uint32, read-only
-    """The ids of a file that was written with the tokenizer of this fingerprint. Checks the header, not the ids."""
+def open_tokens(path: Path, fingerprint: str | None) -> np.memmap:  # (count,) uint16 or uint32, read-only
+    """The ids of a file that was written with the tokenizer of this fingerprint (None: any). Checks the header, not the ids."""
     again = "delete it and prepare the data again"
     try:
         size = path.stat().st_size
@@ -137,7 +137,7 @@ def open_tokens(path: Path, fingerprint: str) -> np.memmap:  # (count,) uint16 o
         raise DataError(f"{path}: the header was altered: its checksum does not match; {again}")
     if size != HEADER.size + count * width:
         raise DataError(f"{path}: {size} bytes, expected {HEADER.size + count * width} for {count} tokens; {again}")
-    if written_with.hex() != fingerprint:
+    if fingerprint is not None and written_with.hex() != fingerprint:
         raise DataError(
             f"{path}: written with tokenizer {written_with.hex()[:12]}, but this one is {fingerprint[:12]}; "
             "use the tokenizer.json in the same directory"

@@ -1,8 +1,8 @@
 """Observe a transformer while it computes: every call of an op, with its layer, its inputs and its results.
 
-For diagnosis only, outside the training step: which tensor was the first to become non-finite (training/nonfinite.py), and whether
-the identities hold that every correct gradient obeys (training/invariants.py). The model's own ops are wrapped; what they compute
-does not change.
+For diagnosis only, outside the training step: which tensor was the first to become non-finite (training/nonfinite.py), and
+whether the identities hold that every correct gradient obeys (training/invariants.py). The model's own ops are wrapped; what
+they compute does not change.
 Tested by: tests/model/test_observe.py."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping

@@ -1,18 +1,22 @@
 """The autograd reference: the whole model once more in plain PyTorch, for autograd to differentiate.
 
-It shares nothing with `ops/` or `model/` but the hash that decides dropout masks, so a mistake goes unseen only if it was made
-twice, in two styles. Parameters come as a dict by name, in float64; the result is the loss. Each kind of sublayer has a formula
-of its own (`sublayer_formula`); which sublayers a model has is read off the names of its parameters."""
+It shares with `ops/` and `model/` only the list of sublayers and the hash that decides dropout masks, so a mistake goes unseen
+only if it was made twice, in two styles. Parameters come as a dict by name, in float64; the result is the loss. Attention and
+feed-forward have formulas of their own here; other kinds of sublayers: `sublayer_output`."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from tapeless.config import AnyModelConfig, Lora, ModelConfig, SimpleLMConfig
+from tapeless.model.block import build_blocks
+from tapeless.model.linear import LinearParams
+from tapeless.model.sublayer import Context, Sublayer, Views
 from tapeless.ops.dropout import dropout_key, dropout_scale
+from tapeless.ops.reference import REFERENCE
 
 Point = Mapping[str, Tensor]
 
@@ -45,15 +49,12 @@ def adapted(params: Point, lora: Lora) -> dict[str, Tensor]:
     }
 
 
-def sublayers(params: Point) -> list[str]:
-    """Every sublayer in order, such as `blocks.0.attn`: it has its parameters, and a norm `blocks.0.attn_norm`."""
-    owners = dict.fromkeys(".".join(name.split(".")[:3]) for name in params if name.startswith("blocks."))
-    return [owner for owner in owners if f"{owner}_norm" in owners]
+def sublayers(config: ModelConfig) -> list[Sublayer]:
+    return [sublayer for block in build_blocks(config) for sublayer in block.sublayers]
 
 
 def dropout_masks(
     config: ModelConfig,
-    params: Point,
     tokens: Tensor,  # (B, T)
     *,
     seed: int,
@@ -64,7 +65,7 @@ def dropout_masks(
     blank = torch.ones(*tokens.shape, config.hidden_dim, dtype=torch.float64)
     return {
         place: dropout_scale(blank, config.dropout, dropout_key(seed, step, place), first_sample)
-        for place in ("embed", *sublayers(params))
+        for place in ("embed", *(sublayer.name for sublayer in sublayers(config)))
     }
 
 
@@ -84,33 +85,52 @@ def transformer_logits(
             return F.rms_norm(x, x.shape[-1:], params[f"{name}.w"], c.norm_eps)
         return F.layer_norm(x, x.shape[-1:], params[f"{name}.w"], params.get(f"{name}.b"), c.norm_eps)
 
-    def output(name: str, x: Tensor) -> Tensor:
-        own = {key.removeprefix(f"{name}."): w for key, w in params.items() if key.startswith(f"{name}.")}
-        return dropped(sublayer_formula(name.split(".")[2])(c, own, x, documents), name)
+    def output(sublayer: Sublayer, x: Tensor) -> Tensor:
+        prefix = f"{sublayer.name}."
+        own = {key.removeprefix(prefix): w for key, w in params.items() if key.startswith(prefix)}
+        return dropped(sublayer_output(sublayer, own, x, documents), sublayer.name)
 
     x = F.embedding(tokens, params["embed.w"])
     if c.position == "learned":
         x = x + params["pos.w"][: tokens.shape[1]]
     x = dropped(x, "embed")
-    for name in sublayers(params):
+    for sublayer in sublayers(c):
         if c.norm_placement == "pre":
-            x = x + output(name, norm(x, f"{name}_norm"))
+            x = x + output(sublayer, norm(x, f"{sublayer.name}_norm"))
         else:
-            x = norm(x + output(name, x), f"{name}_norm")
+            x = norm(x + output(sublayer, x), f"{sublayer.name}_norm")
     logits = F.linear(norm(x, "final_norm"), params["embed.w" if c.tie_embeddings else "head.w"])
     return c.logit_softcap * torch.tanh(logits / c.logit_softcap) if c.logit_softcap else logits
 
 
-# A sublayer's formula: configuration, its own parameters by their short names (`wq`, `w_up`), input (B, T, C), documents
-# (B, T) or None -> output (B, T, C).
-Formula = Callable[[ModelConfig, Point, Tensor, Tensor | None], Tensor]
+def sublayer_output(
+    sublayer: Sublayer,
+    p: Point,  # its parameters by their short names: wq, w_up
+    x: Tensor,  # (B, T, C)
+    documents: Tensor | None,  # (B, T) int64
+) -> Tensor:  # (B, T, C)
+    """By the formula of its kind here; else by its method `reference`, if it has one; else by its own forward with the
+    reference ops, which then only its backward is checked against."""
+    if sublayer.kind in FORMULAS:
+        return FORMULAS[sublayer.kind](sublayer.config, p, x, documents)
+    reference = getattr(sublayer, "reference", None)
+    if reference is not None:
+        return reference(x, p, documents)
+    return sublayer.forward(x, sublayer.views(_NamedViews(p)), Context(REFERENCE, "none", documents))[0]
 
 
-def sublayer_formula(kind: str) -> Formula:
-    """The plain-torch formula of a kind of sublayer."""
-    if kind not in FORMULAS:
-        raise ValueError(f"there is no plain-torch formula for sublayers of the kind {kind!r}")
-    return FORMULAS[kind]
+class _NamedViews(Views):
+    """Parameters that are not in one buffer, so that autograd can follow each."""
+
+    def __init__(self, params: Point):
+        self.params = params
+
+    def __getitem__(self, name: str) -> Tensor | None:
+        return self.params.get(name)
+
+    def linear(self, weights: Sequence[str], biases: Sequence[str] = ()) -> LinearParams:
+        w, b = ([self.params[name] for name in names if name in self.params] for names in (weights, biases))
+        return LinearParams(torch.cat(w), torch.cat(b) if b else None)
 
 
 def self_attention(c: ModelConfig, p: Point, x: Tensor, documents: Tensor | None) -> Tensor:
@@ -165,7 +185,10 @@ def feed_forward(c: ModelConfig, p: Point, x: Tensor, documents: Tensor | None) 
     return linear("down", h)
 
 
-FORMULAS: dict[str, Formula] = {"attn": self_attention, "ffn": feed_forward}
+FORMULAS: dict[str, Callable[[ModelConfig, Point, Tensor, Tensor | None], Tensor]] = {
+    "attn": self_attention,
+    "ffn": feed_forward,
+}
 
 
 def simple_lm_logits(c: SimpleLMConfig, params: Point, tokens: Tensor) -> Tensor:  # (B, T, V)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from tapeless.config import AnyModelConfig, Lora, ModelConfig, SimpleLMConfig
+from tapeless.model.block import build_blocks
 from tapeless.model.build import AnyModel, build_model
 from tapeless.model.init import param_seed
 from tapeless.model.transformer import Transformer
@@ -216,10 +217,13 @@ def zero_by_identity(config: AnyModelConfig, seq_len: int) -> set[str]:
     tell the keys apart, and softmax ignores a shift; with one position there is nothing to attend to but itself."""
     if not isinstance(config, ModelConfig):
         return set()
-    kinds = {"wq", "wk", "bq", "bk", "q_norm.w", "k_norm.w"} if seq_len == 1 else set()
-    if config.position != "rope" and not config.qk_norm:
-        kinds.add("bk")
-    return {f"blocks.{i}.attn.{kind}" for i in range(config.num_layers) for kind in kinds}
+    found = set()
+    for sublayer in (s for block in build_blocks(config) for s in block.sublayers if s.kind == "attn"):
+        kinds = {"wq", "wk", "bq", "bk", "q_norm.w", "k_norm.w"} if seq_len == 1 else set()
+        if sublayer.config.position != "rope" and not sublayer.config.qk_norm:
+            kinds.add("bk")
+        found |= {f"{sublayer.name}.{kind}" for kind in kinds}
+    return found
 
 
 def loss_with_gradients(

@@ -48,7 +48,8 @@ def feasible(config: AnyModelConfig) -> tuple[AnyModelConfig, str]:
     count = count_params(transformer_specs(config))
     if count <= FULL_SIZE:
         return config, f"at its full size, {count:,} parameters"
-    cut = replace(config, num_layers=min(config.num_layers, CUT_LAYERS), vocab_size=min(config.vocab_size, CUT_VOCABULARY))
+    layers = max(CUT_LAYERS, len(config.block_pattern))
+    cut = replace(config, num_layers=min(config.num_layers, layers), vocab_size=min(config.vocab_size, CUT_VOCABULARY))
     return cut, (
         f"at its real widths, but with {cut.num_layers} layers and a vocabulary of {cut.vocab_size}: "
         f"all of it has {count:,} parameters, the limit is {FULL_SIZE:,}"

@@ -98,7 +98,7 @@ def largest_gap(level: str, check: str, oracle: str, a: Point, b: Point, bound: 
 def by_autograd(case: ModelCase, data: Batch, claimed: Point) -> Iterator[Finding]:
     masks, point = None, values(build(case))
     if isinstance(case.config, ModelConfig) and case.config.dropout:
-        masks = dropout_masks(case.config, point, data.tokens, seed=SEED, step=STEP, first_sample=FIRST_SAMPLE)
+        masks = dropout_masks(case.config, data.tokens, seed=SEED, step=STEP, first_sample=FIRST_SAMPLE)
 
     def loss(params: Point) -> Tensor:
         return reference_loss(case.config, params, *data, masks=masks, lora=case.lora)

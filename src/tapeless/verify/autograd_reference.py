@@ -5,7 +5,7 @@ only if it was made twice, in two styles. Parameters come as a dict by name, in 
 feed-forward have formulas of their own here; other kinds of sublayers: `sublayer_output`."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -19,6 +19,7 @@ from tapeless.ops.dropout import dropout_key, dropout_scale
 from tapeless.ops.reference import REFERENCE
 
 Point = Mapping[str, Tensor]
+Formula = Callable[[ModelConfig, Point, Tensor, Tensor | None], Tensor]  # parameters by short names, x, documents -> y
 
 
 def reference_loss(

@@ -103,8 +103,8 @@ def test_linear_of_exact_numbers_is_exact(bias: bool, overwrite: bool):
     op = fp8_linear(overwrite=overwrite)
     y, saved = op.forward(x, w, b)
     dx = op.backward(dy, saved, w, b, dw, db)
-    truth, saved = LINEAR.forward(x.float(), w.float(), None if b is None else b.float())
-    truth_dx = LINEAR.backward(dy.float(), saved, w.float(), b, truth_dw, truth_db)
+    truth, truth_saved = LINEAR.forward(x.float(), w.float(), None if b is None else b.float())
+    truth_dx = LINEAR.backward(dy.float(), truth_saved, w.float(), b, truth_dw, truth_db)
     assert isinstance(saved, Fp8LinearSaved)
     for claimed, wanted in ((y, truth), (dx, truth_dx)):
         assert torch.equal(claimed, wanted.to(DTYPE))
@@ -118,8 +118,8 @@ def test_linear_of_ordinary_numbers():
     op, dw, truth_dw = fp8_linear(), *torch.zeros(2, 96, 128, device=DEVICE)
     y, saved = op.forward(x, w, None)
     dx = op.backward(dy, saved, w, None, dw, None)
-    truth, saved = LINEAR.forward(x.float(), w.float(), None)
-    truth_dx = LINEAR.backward(dy.float(), saved, w.float(), None, truth_dw, None)
+    truth, truth_saved = LINEAR.forward(x.float(), w.float(), None)
+    truth_dx = LINEAR.backward(dy.float(), truth_saved, w.float(), None, truth_dw, None)
     assert 0 < distance(y.float(), truth).l2 < FORWARD
     assert 0 < distance(dx.float(), truth_dx).l2 < BACKWARD
     assert 0 < distance(dw, truth_dw).l2 < BACKWARD

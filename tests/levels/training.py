@@ -218,7 +218,7 @@ def their_loss(case: ModelCase, weights: Point, step: int) -> Tensor:  # ()
     tokens, targets = batch_at(step)
     masks = None
     if isinstance(case.config, ModelConfig) and case.config.dropout:
-        masks = dropout_masks(case.config, weights, tokens, seed=SEED, step=step, first_sample=step * ROWS)
+        masks = dropout_masks(case.config, tokens, seed=SEED, step=step, first_sample=step * ROWS)
     return reference_loss(case.config, weights, tokens, targets, masks=masks, lora=case.lora)
 
 

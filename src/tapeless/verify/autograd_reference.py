@@ -1,8 +1,8 @@
-"""The autograd reference: the whole model once more in plain PyTorch, for autograd to differentiate.
+"""The autograd reference: the whole model written in plain PyTorch, differentiated by autograd.
 
-It shares nothing with `ops/` or `model/` but the hash that decides dropout masks, so a mistake goes unseen only if it was made
-twice, in two styles. Parameters come as a dict by name, in float64; the result is the loss. Each kind of sublayer has a formula
-of its own (`sublayer_formula`); which sublayers a model has is read off the names of its parameters."""
+It shares nothing with `ops/` or `model/` but the names of the parameters and the hash that decides dropout masks, so a
+mistake goes unseen only if it was made twice, in two styles. Parameters come as a dict by name, in float64; the result is the
+loss. Each kind of sublayer has a formula of its own (`sublayer_formula`); the sublayers of a model are read off its specs."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tapeless.config import AnyModelConfig, Lora, ModelConfig, SimpleLMConfig
+from tapeless.model.params import transformer_specs
 from tapeless.ops.dropout import dropout_key, dropout_scale
 
 Point = Mapping[str, Tensor]
@@ -45,15 +46,15 @@ def adapted(params: Point, lora: Lora) -> dict[str, Tensor]:
     }
 
 
-def sublayers(params: Point) -> list[str]:
+def sublayers(config: ModelConfig) -> list[str]:
     """Every sublayer in order, such as `blocks.0.attn`: it has its parameters, and a norm `blocks.0.attn_norm`."""
-    owners = dict.fromkeys(".".join(name.split(".")[:3]) for name in params if name.startswith("blocks."))
+    names = [spec.name for spec in transformer_specs(config)]
+    owners = dict.fromkeys(".".join(name.split(".")[:3]) for name in names if name.startswith("blocks."))
     return [owner for owner in owners if f"{owner}_norm" in owners]
 
 
 def dropout_masks(
     config: ModelConfig,
-    params: Point,
     tokens: Tensor,  # (B, T)
     *,
     seed: int,
@@ -64,7 +65,7 @@ def dropout_masks(
     blank = torch.ones(*tokens.shape, config.hidden_dim, dtype=torch.float64)
     return {
         place: dropout_scale(blank, config.dropout, dropout_key(seed, step, place), first_sample)
-        for place in ("embed", *sublayers(params))
+        for place in ("embed", *sublayers(config))
     }
 
 
@@ -92,7 +93,7 @@ def transformer_logits(
     if c.position == "learned":
         x = x + params["pos.w"][: tokens.shape[1]]
     x = dropped(x, "embed")
-    for name in sublayers(params):
+    for name in sublayers(c):
         if c.norm_placement == "pre":
             x = x + output(name, norm(x, f"{name}_norm"))
         else:

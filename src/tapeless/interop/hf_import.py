@@ -3,7 +3,7 @@
 The order is what makes it safe: config.json says what the model is, the headers say what the files hold, the two are compared,
 and only then are values read, tensor by tensor, never more than the files' own bytes. Weights come from safetensors alone: the
 older .bin files are pickles, programs that run when they are read.
-Tested by: tests/interop/test_hf_import.py, tests/interop/test_hostile.py."""
+Tested by: tests/interop/test_hf_import.py, tests/faults/test_hostile.py."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack

@@ -80,7 +80,7 @@ def memory() -> str:
 
 def mutants() -> str:
     fine = {record["number"]: record["fine"] for record in result("trains_fine")["mutants"]}
-    return matrix([MutantResult(**record) for record in result("mutants")["mutants"]], fine)
+    return matrix([MutantResult(**record) for record in result("mutants_killed")["mutants"]], fine)
 
 
 def interop() -> str:

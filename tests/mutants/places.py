@@ -33,16 +33,18 @@ def parsed(pattern: str) -> list[ast.stmt]:
 
 
 @cache
-def tree_of(file: str) -> tuple[str, ast.Module]:
-    source = (PACKAGE / file).read_text(encoding="utf-8")
-    return source, ast.parse(source)
-
-
 def files(part: str = "") -> list[str]:
     """The files of a folder of the package, or of the whole."""
     return sorted(str(path.relative_to(PACKAGE)) for path in (PACKAGE / part).rglob("*.py"))
 
 
+@cache
+def tree_of(file: str) -> tuple[str, ast.Module]:
+    source = (PACKAGE / file).read_text(encoding="utf-8")
+    return source, ast.parse(source)
+
+
+@cache
 def find(place: str, old: str) -> Match:
     """The one match of a pattern at a place."""
     matches = [Match(scope.file, *match) for scope in scopes(place) for match in matches_in(scope, parsed(old))]
@@ -99,8 +101,9 @@ def marked(name: str) -> Iterator[Scope]:
     """The statement of each marker comment of this name; of a compound statement the header alone."""
     for file in files():
         source, tree = tree_of(file)
-        for number, line in enumerate(source.splitlines(), 1):
-            if re.search(rf"# mutant: {re.escape(name)}$", line):
+        numbered = enumerate(source.splitlines(), 1) if f"# mutant: {name}" in source else ()
+        for number, line in numbered:
+            if line.endswith(f"# mutant: {name}"):
                 around = [run for block in blocks_in(tree.body) for run in runs(block) if spans(run[0], number)]
                 run = max(around, key=lambda run: run[0].lineno)  # the innermost
                 yield Scope(file, header(run[0]), [run])
@@ -189,7 +192,7 @@ def same_arguments(pattern: ast.Call, node: ast.Call, found: Found) -> bool:
 
 def as_call(node: ast.Dict) -> ast.Call:
     """A dict whose keys are texts, as the call that has them for its keywords."""
-    names = [key.value if isinstance(key, ast.Constant) else None for key in node.keys]
+    names = [str(key.value) if isinstance(key, ast.Constant) else None for key in node.keys]
     return ast.Call(ast.Name("dict"), [], [ast.keyword(n, v) for n, v in zip(names, node.values, strict=True)])
 
 

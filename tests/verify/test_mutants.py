@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from levels import LEVELS
+from mutants import places
 from mutants.__main__ import main
-from mutants.places import PACKAGE, find, markers, parsed, replaced, tree_of, wildcard
+from mutants.places import PACKAGE, find, markers, parsed, replaced, wildcard
 from mutants.run import (
     TWO_LEVELS,
     MutantResult,
@@ -129,8 +130,9 @@ def package(folder: Path, monkeypatch: pytest.MonkeyPatch, source: str) -> None:
     (folder / "ops").mkdir()
     (folder / "ops" / "a.py").write_text(source)
     monkeypatch.setattr("mutants.places.PACKAGE", folder)
-    tree_of.cache_clear()
-    monkeypatch.setattr("mutants.places.tree_of", tree_of.__wrapped__)
+    for name in ("files", "tree_of"):
+        monkeypatch.setattr(f"mutants.places.{name}", getattr(places, name).__wrapped__)
+    find.cache_clear()
 
 
 def test_every_listed_mutant_is_there() -> None:

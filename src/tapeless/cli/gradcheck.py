@@ -6,7 +6,7 @@
     tapeless gradcheck --op attention         one op, every variant
     tapeless gradcheck --ops cpu              another set of ops, and a model with it; also with --op
 
-Exit status: 0 all within bounds, 3 a check failed, 2 the question was wrong."""
+Exit status: 0 all within bounds, 3 a check failed, 2 wrong arguments."""
 
 import argparse
 import sys
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
     from tapeless.verify.finding import Finding
     from tapeless.verify.fixtures import Setting
 
-HELP = "prove the gradients of a model by independent oracles"
+HELP = "check the gradients of a model against independent oracles"
 FAILED = 3
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run_dir", metavar="RUN", nargs="?", type=Path, help="a run's directory: check the model it trains")
     parser.add_argument("--op", metavar="NAME", help="check one op instead of a model")
-    parser.add_argument("--ops", metavar="TEXT", help="judge this set of ops (default reference)")
-    parser.add_argument("--device", metavar="TEXT", default="cpu", help="where it runs (default cpu)")
+    parser.add_argument("--ops", metavar="TEXT", help="the set of ops to check (default reference)")
+    parser.add_argument("--device", metavar="TEXT", default="cpu", help="the device to run on (default cpu)")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the check at full size (default 0)")
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")
     add_model_arguments(parser)
@@ -45,12 +45,12 @@ def run(args: argparse.Namespace) -> int:
     ignored += [f"--{name.removeprefix('model.').replace('_', '-')}" for name in vars(args) if name.startswith("model.")]
     if (args.run_dir or args.op is not None) and ignored:
         raise UsageError(f"{asked} selects what is checked, so {ignored[0]} would be ignored; leave it out")
-    args.on = judged_setting(args)
+    args.on = checked_setting(args)
     return check_model(args) if args.op is None else check_op(args)
 
 
-def judged_setting(args: argparse.Namespace) -> "Setting":
-    """What is judged, its name resolved: `auto` is whatever it chooses there."""
+def checked_setting(args: argparse.Namespace) -> "Setting":
+    """The ops and device to check, with `auto` resolved."""
     from tapeless.training.process import usable_device
     from tapeless.verify.fixtures import Setting
     from tapeless.verify.kernel_levels import op_set
@@ -68,7 +68,7 @@ def model_of(run: Path) -> AnyModelConfig:
 
 
 def as_json(value: dict[str, Any]) -> str:
-    from tapeless.training.metrics_log import event_line  # which spells out what JSON has no number for
+    from tapeless.training.metrics_log import event_line  # writes NaN and infinity as text
 
     return event_line(value).decode().strip()
 
@@ -91,7 +91,7 @@ def check_model(args: argparse.Namespace) -> int:
     name, config = (str(args.run_dir), model_of(args.run_dir)) if args.run_dir else chosen(args)[:2]
     options = {"seed": args.seed, "progress": say}
     report = gradcheck(name, config, **options) if args.on == ON_REFERENCE else gradcheck_ops(name, config, args.on, **options)
-    args.status = 0 if report.ok else FAILED  # known before anything is printed, into whatever pipe
+    args.status = 0 if report.ok else FAILED  # known before printing, which may fail
     if args.json:
         print(as_json(report.as_json()))
         return 0 if report.ok else FAILED
@@ -126,10 +126,10 @@ def check_model(args: argparse.Namespace) -> int:
 
 
 def level_table(findings: "list[Finding]") -> str:
-    """For each level how much was checked, and what came nearest to its bound."""
+    """For each level how much was checked, and the result closest to its bound."""
     from tapeless.verify.gradcheck import closeness
 
-    rows: list[tuple[str, ...]] = [("level", "checks", "failed", "of the bound", "nearest to it")]
+    rows: list[tuple[str, ...]] = [("level", "checks", "failed", "error/bound", "closest to its bound")]
     for level in sorted({finding.level for finding in findings}):
         here = [finding for finding in findings if finding.level == level]
         worst = max(here, key=closeness)
@@ -145,7 +145,7 @@ def check_op(args: argparse.Namespace) -> int:
 
     findings = list(level_1(args.op) if args.on == ON_REFERENCE else ops_findings(args.on, args.op))
     if not findings:
-        raise UsageError(f"{args.op} is not an op that a set has: it is always the reference's")
+        raise UsageError(f"{args.op} is not part of a set of ops: it always uses the reference")
     failures = [finding for finding in findings if not finding.ok]
     if args.json:
         print(

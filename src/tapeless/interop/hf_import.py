@@ -3,7 +3,7 @@
 The order makes it safe: config.json describes the model, the headers describe the files, the two are compared, and only then
 are values read, tensor by tensor, never more than the files' own bytes. Weights are read from safetensors only: the older .bin
 files are pickles, which can run code when they are loaded.
-Tested by: tests/interop/test_hf_import.py, tests/interop/test_hostile.py."""
+Tested by: tests/interop/test_hf_import.py, tests/faults/test_hostile.py."""
 
 import re
 from collections.abc import Mapping

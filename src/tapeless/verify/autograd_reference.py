@@ -1,4 +1,4 @@
-"""The autograd reference: the whole model once more in plain PyTorch, for autograd to differentiate.
+"""The autograd reference: the whole model written in plain PyTorch, differentiated by autograd.
 
 It shares with `ops/` and `model/` only the list of sublayers and the hash that decides dropout masks, so a mistake goes unseen
 only if it was made twice, in two styles. Parameters come as a dict by name, in float64; the result is the loss. Attention and

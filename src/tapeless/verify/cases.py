@@ -1,7 +1,7 @@
-"""Every op in every variant that matters, with the inputs that expose it and the formula that judges it.
+"""Every op in every variant that matters, with inputs that expose bugs and an independent formula to compare with.
 
 A case is named `op file[variant]`. Its op can be replaced (`dataclasses.replace(case, op=…)`, or `cases_of` for a whole set):
-the same cases and bounds judge every kernel, at whatever sizes it has branches for (`case.at`)."""
+the same cases and bounds check every kernel, at any sizes it has branches for (`case.at`)."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace

@@ -1,4 +1,4 @@
-"""What a check found: one number beside its bound. Every level yields these; a report, a test or a mutant run reads them."""
+"""The result of a check: an error and its bound. Every level yields these; reports, tests and mutant runs read them."""
 
 from typing import NamedTuple
 
@@ -9,8 +9,8 @@ from torch import Tensor
 class Finding(NamedTuple):
     level: str  # L0 … L6
     check: str  # what was checked, such as `attention[gqa]` or `model[pre-rms-rope]`
-    oracle: str  # who disagreed or agreed, such as `complex step`
-    tensor: str  # the gradient or value judged, such as `dk` or `blocks.0.attn.wq`
+    oracle: str  # what it was compared with, such as `complex step`
+    tensor: str  # the gradient or value checked, such as `dk` or `blocks.0.attn.wq`
     error: float
     bound: float
     where: tuple[int, ...] | None = None  # index of the worst element, where the oracle has one

@@ -1,7 +1,7 @@
-"""Models and batches that expose: small, odd, and away from every special value.
+"""Models and batches that expose bugs: small sizes, all different, and no special values.
 
-At initialisation norms are 1 and biases 0, and a backward that forgets them is right; with square matrices a transpose is
-invisible; with all targets valid a wrong divisor is. The fixtures leave no such shelter."""
+At initialisation norms are 1 and biases 0, so a backward that forgets them looks right; with square matrices a transpose is
+invisible, and with all targets valid so is a wrong divisor. The fixtures avoid all of these."""
 
 import math
 from dataclasses import replace
@@ -23,7 +23,7 @@ TINY_TOKEN = 3  # its embedding is so short that eps matters in the first norm
 
 
 class Setting(NamedTuple):
-    """What a model is run with: a set of ops by its name, and where. By default the law, which all others answer to."""
+    """What a model runs with: a set of ops by its name, and a device. By default the reference implementation."""
 
     ops: str = "reference"
     device: str = "cpu"
@@ -51,7 +51,7 @@ class Batch(NamedTuple):
 
 
 class ModelCase(NamedTuple):
-    """One architecture as the levels judge it."""
+    """One architecture as the levels check it."""
 
     name: str
     config: AnyModelConfig
@@ -63,12 +63,12 @@ class ModelCase(NamedTuple):
 
     @property
     def on_reference(self) -> "ModelCase":
-        """The same, with the ops that are the truth."""
+        """The same, with the reference ops."""
         return self._replace(on=ON_REFERENCE)
 
 
 def shrunk(config: AnyModelConfig) -> AnyModelConfig:
-    """The same architecture at fixture sizes: every choice and the depth kept, the kind of head sharing too."""
+    """The same architecture at fixture sizes: the same choices, the same depth, the same kind of head sharing."""
     if isinstance(config, SimpleLMConfig):
         return replace(config, vocab_size=V, hidden_dim=H * D, intermediate_dim=F)
     one_each = config.num_kv_heads == config.num_heads
@@ -136,8 +136,8 @@ TRANSFORMER_CASES = [
 ]
 MODEL_CASES = [*TRANSFORMER_CASES, ModelCase("simplelm", shrunk(SimpleLMConfig()))]
 
-# Not all of it trains. Adapters of odd rank on some matrices of a shared product and not on others, and on all of them; a
-# pattern that freezes an end, a tied embedding, and parts of blocks in between.
+# Models of which a part is trained: adapters of odd rank on some matrices of a shared matmul, and on all of them; patterns that
+# freeze one end, a tied embedding, and parts of blocks in between.
 PARTLY_TRAINED_CASES = [
     _case("lora", num_kv_heads=2, documents=True, recompute="cheap")._replace(lora=Lora(3, 5.0, "wq,wv,w_up,wo")),
     _case("lora-all", tie_embeddings=True, **_GPT2)._replace(lora=Lora(3, 2.0, "all-linear")),
@@ -155,7 +155,7 @@ def batch(vocab_size: int = V, B: int = B, T: int = T, seed: int = 0) -> tuple[T
     generator = torch.Generator().manual_seed(param_seed(seed, "batch"))
     text = torch.randint(vocab_size - vocab_size // 3, (B, T + 1), generator=generator)
     text[:2, 0] = min(TINY_TOKEN, vocab_size - 1)
-    text[0, 1:2], text[0, 2:3] = 0, vocab_size - 1  # both ends of the vocabulary, where there is room
+    text[0, 1:2], text[0, 2:3] = 0, vocab_size - 1  # both ends of the vocabulary, if T allows
     tokens, targets = text[:, :-1].contiguous(), text[:, 1:].contiguous()
     targets[0, T // 2] = -100
     targets[1:2, T // 2 + 1 :] = -100
@@ -164,7 +164,7 @@ def batch(vocab_size: int = V, B: int = B, T: int = T, seed: int = 0) -> tuple[T
 
 
 def data_of(case: ModelCase) -> Batch:
-    """The batch that a case is judged on, its samples cut into documents at 2, at 3, and nowhere."""
+    """The batch a case is checked on, its samples cut into documents at 2, at 3, and nowhere."""
     cuts = torch.tensor([[2], [3], [T]])
     data = Batch(*batch(), (torch.arange(T) >= cuts).long() * 256 + 1 if case.documents else None)
     return data.to(case.on.device)
@@ -187,13 +187,13 @@ def blank_model(
 
 
 def trains_of(model: AnyModel) -> dict[str, Any]:
-    """What of a model trains, in the words that build another like it."""
+    """The options that say which parameters of a model are trained, to build another like it."""
     return {"freeze": model.freeze, "lora": model.lora} if isinstance(model, Transformer) else {}
 
 
 def move_off_init(model: AnyModel, seed: int) -> None:
-    """Every parameter away from where it began: norm weights not 1, biases not 0, matrices of a size that neither silences
-    a sublayer nor saturates it, so that no tensor's gradient is lost beside the others. All values are bfloat16 numbers,
+    """Every parameter away from its initial value: norm weights not 1, biases not 0, matrices of a size that neither silences
+    a sublayer nor saturates it, so that no tensor's gradient is negligible. All values are bfloat16 numbers,
     so that models of different dtypes hold the same ones."""
     for name, spec in model.store.layout.specs.items():
         generator = torch.Generator().manual_seed(param_seed(seed, name))

@@ -1,7 +1,7 @@
-"""The user's own model at its own size: three directions through all of its parameters, and one step downhill.
+"""The user's own model at its own size: three directions through all of its parameters, and one step of gradient descent.
 
-Fixture sizes prove every tensor element by element; real sizes prove that nothing depends on the size. The complex step needs
-one forward a direction and no step size. Above FULL_SIZE parameters, real widths are kept and depth and vocabulary cut."""
+Fixture sizes check every element of every tensor; real sizes check that nothing depends on the size. The complex step needs
+one forward per direction and no step size. Above FULL_SIZE parameters the widths are kept; depth and vocabulary are cut."""
 
 import math
 from dataclasses import replace
@@ -36,7 +36,7 @@ class Step(NamedTuple):
     after: float
 
     def finding(self) -> Finding:
-        """A right gradient delivers nearly all of the decrease it predicts; half is asked for."""
+        """A right gradient delivers nearly all of the decrease it predicts; the bound is half."""
         error = (self.after - self.predicted) / (self.before - self.predicted)
         return Finding("L2", "full size", "one step downhill", "loss", error, DOWNHILL)
 

@@ -1,7 +1,7 @@
-"""`tapeless gradcheck`: the user's own architecture before the judges.
+"""`tapeless gradcheck`: checks the gradients of the user's own architecture.
 
-At fixture sizes, with every choice and every layer kept, each tensor is held against each oracle. At real sizes three
-directions go through the whole model, and one step downhill must lower the loss."""
+At fixture sizes, with all of its layers, each tensor is compared with each oracle. At real sizes the gradient is checked along
+three directions through all parameters, and one step of gradient descent must lower the loss."""
 
 import contextlib
 import math
@@ -26,11 +26,11 @@ ROUNDING_LAYERS = 2
 
 
 class TensorRow(NamedTuple):
-    """One parameter tensor, and what every oracle that gives a number per tensor made of it."""
+    """One parameter tensor, and the results of the oracles that give a number per tensor."""
 
     tensor: str
     shape: tuple[int, ...]  # at full size
-    checked_as: tuple[int, ...]  # at fixture sizes, where each tensor was judged
+    checked_as: tuple[int, ...]  # at fixture sizes, where each tensor was checked
     judged: list[Finding]
 
     @property
@@ -38,7 +38,7 @@ class TensorRow(NamedTuple):
         return all(finding.ok for finding in self.judged)
 
     def by(self, oracle: str) -> Finding | None:
-        """The worst that an oracle found, where it looked at this tensor."""
+        """The worst result of an oracle for this tensor, if it has one."""
         return max((f for f in self.judged if f.oracle == oracle), key=closeness, default=None)
 
 
@@ -50,7 +50,7 @@ class Report(NamedTuple):
     findings: list[Finding]
     scope: str  # what was checked at real widths
     step: Step | None  # None under kernels, whose gradients are compared instead
-    per_tensor: tuple[str, ...] = PER_TENSOR  # the oracles that judge each tensor alone
+    per_tensor: tuple[str, ...] = PER_TENSOR  # the oracles that check each tensor alone
 
     @property
     def failures(self) -> list[Finding]:
@@ -104,7 +104,7 @@ def rows_of(config: AnyModelConfig, findings: Sequence[Finding]) -> list[TensorR
 
 @contextlib.contextmanager
 def one_thread() -> Iterator[None]:
-    """Fixtures are a few hundred numbers: handing them to a second thread costs more than computing them."""
+    """Fixtures are a few hundred numbers: a second thread costs more than it saves."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -114,8 +114,8 @@ def one_thread() -> Iterator[None]:
 
 
 def fixture_findings(name: str, config: AnyModelConfig) -> Iterator[Finding]:
-    """Exactness at the model's own depth. Rounding adds up with every layer, so the narrow dtypes are held to their bounds
-    at the depth the bounds were set for."""
+    """float64 at the model's own depth. Rounding accumulates with every layer, so float32 and bfloat16 are checked at the depth
+    that their bounds were set for."""
     small = shrunk(config)
     yield from check_model(ModelCase(name, small))
     if isinstance(small, ModelConfig):

@@ -1,7 +1,7 @@
-"""`tapeless gradcheck --ops NAME`: a set of ops before the judges, and the user's own architecture with it.
+"""`tapeless gradcheck --ops NAME`: checks a set of ops, and the user's own architecture with it.
 
-The levels of kernel_levels.py on every architecture that they know; then the user's at fixture sizes, each tensor in each dtype
-beside the reference, and once more at real widths, where a kernel takes other branches."""
+The levels of kernel_levels.py on the architectures of fixtures.py; then the user's at fixture sizes, each tensor in each dtype
+compared with the reference ops, and again at real widths, where a kernel takes other branches."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -55,7 +55,7 @@ def gradcheck_ops(
 
 
 def finite(level: str, on: Setting, findings: Iterator[Finding]) -> Iterator[Finding]:
-    """The findings of a level. A model stops at a NaN or an infinity, and that is a finding too, the level's last."""
+    """The findings of a level. A model raises at a NaN or an infinity; that is the level's last finding."""
     try:
         yield from findings
     except NonFiniteError as error:
@@ -72,7 +72,7 @@ def at_fixture_sizes(name: str, config: ModelConfig, on: Setting, dtypes: Sequen
 
 
 def at_real_widths(config: AnyModelConfig, on: Setting, dtypes: Sequence[str], seed: int) -> Iterator[Finding]:
-    """Each tensor beside the float64 of the reference, by the error that the reference makes of it in the same dtype."""
+    """Each tensor against the reference ops in float64; the bound is relative to their error in the same dtype."""
     assert isinstance(config, ModelConfig)
     B, T = TOKENS[0], min(TOKENS[1], config.max_seq_len)
     data = Batch(*batch(config.vocab_size, B, T, seed))

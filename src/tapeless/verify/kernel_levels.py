@@ -1,7 +1,7 @@
-"""The levels for a kernel set: what can be asked of ops that compute in float32 and bfloat16 only.
+"""The levels for a kernel set: what can be checked of ops that compute in float32 and bfloat16 only.
 
-    L0, L1   each of its ops, and the optimizer's passes             kernel_ops.py, kernel_update.py
-    L2       whole models by the float64 of the reference, and by the reference's own error in the same dtype
+    L0, L1   each of its ops, and the optimizer's kernels            kernel_ops.py, kernel_update.py
+    L2       whole models against the reference ops in float64, with bounds relative to their error in the same dtype
     L5       every recompute policy, repetition, other work in between, micro-batches
     L6       causality, documents, kv_cache, order of the batch, padding, identities, in float32
 L3, L4 and the rest of L5 need a checkout of the repository: tests/levels/kernels.py.
@@ -40,7 +40,7 @@ from tapeless.verify.oracles import Point
 from tapeless.verify.tolerances import kernel_bound
 
 NARROW = ("float32", "bfloat16")
-SEEDS = range(1, 4)  # of the weights: a reference that is right by luck once should not be the measure
+SEEDS = range(1, 4)  # of the weights: for one seed the reference's error may be small by chance
 
 
 def op_set(on: Setting, dtype: str = "float32") -> OpSet:
@@ -48,7 +48,7 @@ def op_set(on: Setting, dtype: str = "float32") -> OpSet:
 
 
 def narrow_dtypes(on: Setting) -> tuple[str, ...]:
-    """Those that a set is judged in: float32, and bfloat16 if it has that."""
+    """The dtypes a set is checked in: float32, and bfloat16 if it supports it."""
     op_set(on)
     try:
         op_set(on, "bfloat16")
@@ -104,8 +104,8 @@ def oracle_of(dtype: str) -> str:
 
 
 def by_reference(case: ModelCase, dtype: str) -> Iterator[Finding]:
-    """Each tensor's error beside the worst that the reference makes of it in the same dtype. Not with relu in bfloat16: which
-    units are carried over the kink is luck."""
+    """Each tensor's error compared with the reference's worst in the same dtype. Not with relu in bfloat16: rounding decides
+    which units cross the kink."""
     if dtype == "bfloat16" and isinstance(case.config, ModelConfig) and case.config.ffn == "relu":
         return
     truths = {seed: _gradients(case.on_reference, "float64", seed) for seed in SEEDS}

@@ -19,7 +19,7 @@ from tapeless.verify.promises import promises
 from tapeless.verify.tolerances import KERNEL_BACKWARD, KERNEL_FORWARD, OP_BFLOAT16, OP_FLOAT32
 
 REFERENCE = {case.name: case.op for case in CASES}
-SEEDS = 3  # of the inputs: a reference that is right by luck once should not be the measure
+SEEDS = 3  # of the inputs: for one seed the reference's error may be small by chance
 
 
 def kernel_level_0(cases: Iterable[OpCase]) -> Iterator[Finding]:
@@ -56,8 +56,8 @@ def _in_float32(case: OpCase, oracle: str) -> Iterator[Finding]:
 
 
 def beside_the_reference(case: OpCase) -> Iterator[Finding]:
-    """bfloat16. A result that is held in float32 may have float32's error, and one in bfloat16 one rounding, whatever luck the
-    reference had."""
+    """bfloat16. A result in float32 may always have float32's error, and one in bfloat16 one rounding, however small the
+    reference's error is."""
     plain = replace(case, op=REFERENCE[case.name])
     theirs = [against_float64(plain, torch.bfloat16, seed) for seed in range(SEEDS)]
     for seed in range(SEEDS):

@@ -1,7 +1,7 @@
-"""The optimizer's passes of a kernel set, each by itself, beside the formulas in float64 (L1).
+"""The optimizer's kernels of a set, each compared with its formula in float64 (L1).
 
-Buffers longer than a kernel's pieces and not a multiple of them, parameters that decay beside such that do not, a factor of
-clipping, several steps. Where a set can be captured in a graph, a factor that is NaN must leave every bit as it was.
+Buffers longer than a kernel's blocks and not a multiple of them, parameters with and without decay, a clipping factor, several
+steps. If a set can be captured in a graph, a factor of NaN must leave every bit unchanged.
 Tested by: tests/verify/test_kernel_update.py."""
 
 import math
@@ -69,7 +69,7 @@ def _views(flat: Tensor) -> dict[str, Tensor]:
 
 
 class _Float64:
-    """AdamW, written out once more."""
+    """AdamW in float64."""
 
     def __init__(self, start: Tensor):
         self.p, self.m, self.v = start.double(), torch.zeros_like(start.double()), torch.zeros_like(start.double())

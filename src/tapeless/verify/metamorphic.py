@@ -1,6 +1,6 @@
-"""Level 6: what must stay the same when something that does not matter changes, and what must vanish by identity.
+"""L6, metamorphic checks: what must not change when something irrelevant changes, and what is zero by identity.
 
-No oracle and no step size is needed: the model is compared with itself. Where the arithmetic is the same, bit for bit."""
+No oracle and no step size is needed: the model is compared with itself, bit for bit where the arithmetic is the same."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -39,12 +39,11 @@ from tapeless.verify.model_judges import largest_gap, rounding_floor
 from tapeless.verify.oracles import norm
 from tapeless.verify.tolerances import METAMORPHIC
 
-EPS = 1e-30  # of a norm: so small that the scale is not felt at all
+EPS = 1e-30  # of a norm: so small that the scale does not matter
 
 
 def check_metamorphic(case: ModelCase, dtype: str = "float64") -> Iterator[Finding]:
-    """Everything for one architecture. Dropout is off but for the silent blocks: what it drops depends on the place, as it
-    should."""
+    """All checks of one architecture. Dropout is on only for the silent blocks, since its mask depends on the position."""
     assert isinstance(case.config, ModelConfig)
     yield from silent_blocks(case, case.config, dtype)
     case = case._replace(config=replace(case.config, dropout=0.0))
@@ -103,8 +102,8 @@ def the_past_is_blind(model: Transformer, check: str) -> Iterator[Finding]:
 
 
 def documents_are_apart(model: Transformer, check: str) -> Iterator[Finding]:
-    """Two documents in one row are two rows: rotation is relative, so only learned positions tell them apart. And nothing
-    of the first document is seen in the second, bit for bit."""
+    """Two documents in one row equal two rows (not with learned positions; rotation is relative). And the second document does
+    not depend on the first, bit for bit."""
     tokens, cut = plain_batch(model).tokens, 3
     ids = (torch.arange(T, device=model.device) >= cut).long().expand(B, -1)
     packed = model.logits(tokens, documents=ids)
@@ -182,9 +181,8 @@ def zeros(model: Transformer, data: Batch, check: str) -> Iterator[Finding]:
 
 
 def silent_blocks(case: ModelCase, config: ModelConfig, dtype: str) -> Iterator[Finding]:
-    """Blocks whose sublayers put out 0 are not there: the stream passes them by, and a norm of a norm is a norm. What is left
-    is a Chain of embedding, dropout, norm and head, and what the residual sums carry back must be the Chain's gradients. The
-    Chain is always of the reference ops in float64."""
+    """Blocks whose sublayers output 0 are the identity (a norm of a norm is a norm). The rest is a Chain of embedding, dropout,
+    norm and head, whose gradients the residual stream must carry back. The Chain always runs the reference ops in float64."""
     c, C = replace(config, norm_eps=EPS), config.hidden_dim
     model, data = build(case._replace(config=c), dtype), data_of(case.on_reference)
     assert isinstance(model, Transformer)
@@ -241,8 +239,8 @@ def sums_are_wide(ops: OpSet, device: str = "cpu") -> Iterator[Finding]:
 
 
 def op_identities() -> Iterator[Finding]:
-    """A norm does not feel its input's scale, nor LayerNorm a shift, so dx has no part along them; a rotation keeps lengths,
-    and so does its transpose."""
+    """A norm does not depend on its input's scale, nor LayerNorm on a shift, so dx is orthogonal to both; a rotation preserves
+    lengths, and so does its transpose."""
     generator, bound = torch.Generator().manual_seed(0), METAMORPHIC["float64"]
     x, dy, w, b = (torch.randn(n, 6, generator=generator, dtype=torch.float64).squeeze(0) for n in (5, 5, 1, 1))
     rms_dx = RMS_NORM.backward(dy, RMS_NORM.forward(x, w, eps=EPS)[1], w, None)

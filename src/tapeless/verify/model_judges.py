@@ -1,6 +1,6 @@
 """The judges of a whole model's gradients: one function for each oracle.
 
-Each takes the claimed gradients as an argument: tests hand it wrong ones, and it must say so."""
+Each takes the claimed gradients as an argument: tests pass wrong ones, which it must reject."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
@@ -71,7 +71,7 @@ def compared(
     zeros: set[str],
     floor: float = ROUNDING_FLOOR,
 ) -> Iterator[Finding]:
-    """Tensor by tensor in L2 norm. Those that are zero by identity are held against the whole gradient instead, and the
+    """Tensor by tensor in L2 norm. Those that are zero by identity are compared with the norm of all gradients instead, and the
     smallest of the others must be large enough to prove something."""
     whole = norm(truth)
     if not 0 < whole < math.inf:
@@ -126,7 +126,7 @@ def loss_function(model: AnyModel, data: Batch) -> Function:
 
 
 def by_complex_step(case: ModelCase, data: Batch, claimed: Point) -> Iterator[Finding]:
-    """Three directions for each tensor alone; the worst of them is told."""
+    """Three directions for each tensor alone; the worst of them is reported."""
     f, point, generator = loss_function(build(case, "complex128"), data), values(build(case)), torch.Generator().manual_seed(0)
     zeros, whole = zero_by_identity(case.config, data.tokens.shape[1]), norm(claimed)
     for name, g in claimed.items():

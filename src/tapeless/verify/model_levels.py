@@ -1,4 +1,4 @@
-"""Levels 2 to 6: whole models by every oracle, beside Hugging Face, and run in ways that must not change a gradient."""
+"""Checks of whole models: every float64 oracle (L2), and runs that must not change a gradient (L5)."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -42,7 +42,7 @@ def check_model(case: ModelCase) -> Iterator[Finding]:
 
 
 def by_recompute(case: ModelCase, dtype: str) -> Iterator[Finding]:
-    """What is computed again is equal bit for bit, and so is a second run on gradients that were zeroed."""
+    """Recomputed activations give equal gradients bit for bit, and so does a second run after zeroing the gradients."""
     data, model = data_of(case), build(case, dtype, "none")
     kept = gradients(model, data)
     runs: dict[str, Callable[[], dict[str, Tensor]]] = {
@@ -55,8 +55,8 @@ def by_recompute(case: ModelCase, dtype: str) -> Iterator[Finding]:
 
 
 def by_interruption(case: ModelCase, dtype: str) -> Iterator[Finding]:
-    """Between a forward and its backward another model runs, with other data: what a kernel keeps for itself between calls
-    would be overwritten."""
+    """Between a forward and its backward another model runs, with other data: state that a kernel keeps between calls would be
+    overwritten."""
     data, model, other = data_of(case), build(case, dtype), build(case, dtype)
     expected = gradients(model, data)
     move_off_init(other, seed=2)
@@ -68,7 +68,7 @@ def by_interruption(case: ModelCase, dtype: str) -> Iterator[Finding]:
 
 
 def by_accumulation(case: ModelCase, dtype: str) -> Iterator[Finding]:
-    """Unequal micro-batches, each divided by the targets of all, add up to the batch; dropout knows the samples apart."""
+    """Unequal micro-batches, each divided by the targets of all, add up to the batch; dropout differs between samples."""
     data, model = data_of(case), build(case, dtype)
     whole = gradients(model, data)
     model.zero_grads()

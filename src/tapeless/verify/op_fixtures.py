@@ -1,5 +1,5 @@
-"""Inputs that expose. Sizes are distinct and mostly odd, so that no transpose or wrong axis fits by accident; no parameter
-is at its initial value, where many a bug is invisible; every awkward row that data can hold stands in one of them.
+"""Inputs that expose bugs. Sizes are distinct and mostly odd, so that no transpose or wrong axis fits by accident; no parameter
+is at its initial value, where many bugs are invisible; every difficult row that data can contain is in one of them.
 
 A builder takes a generator and a Shape, and returns the inputs of one op in float64, by name."""
 

@@ -61,8 +61,7 @@ def level_1(only: str | None = None) -> Iterator[Finding]:
 
 
 def check_case(case: OpCase) -> Iterator[Finding]:
-    """All that the oracles can say about one case. A gradient too small beside the others would prove nothing,
-    so it fails by each oracle."""
+    """All oracles on one case. A gradient that is too small compared with the others would prove nothing, so it fails."""
     point = case.inputs()
     upstream = case.upstream(point)
     claimed = case.gradients(point, upstream)
@@ -115,7 +114,7 @@ def _accumulates(case: OpCase, point: Point, upstream: Point, claimed: Point) ->
 
 def in_narrow(case: OpCase, dtypes: Iterable[str] = ("float32", "bfloat16")) -> Iterator[Finding]:
     """Values and gradients in float32, and in bfloat16 those that are summed in float32 and never rounded on the way: such
-    a sum must be as good as float32's, whatever the inputs are held in."""
+    a sum must be as good as float32's, whatever the dtype of the inputs."""
     for name, (claimed, truth) in against_float64(case, torch.float32).items():
         yield _compared(case, "float32", name, claimed, truth, OP_FLOAT32)
     if case.wide and "bfloat16" in dtypes:

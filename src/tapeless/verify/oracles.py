@@ -27,7 +27,7 @@ Map = Callable[[Point], Point]
 COMPLEX_H = 1e-20  # h^2 is far below the last bit of anything, so the truncation error is nil
 CENTRAL_H = 1e-3  # extrapolated twice: truncation h^6, rounding ulp/h = 1e-13
 TAYLOR_H = tuple(4.0**-k for k in range(1, 13))
-TAYLOR_POINTS = 4  # the smallest steps that stand clear of rounding: there h^3 no longer mixes in
+TAYLOR_POINTS = 4  # the smallest steps that are clear of rounding: there h^3 no longer mixes in
 CLEAR = 1e3  # ulps of f below which a difference is rounding and shows no order
 
 
@@ -112,7 +112,7 @@ def central_difference(f: Function, point: Point, direction: Point, h: float = C
 def taylor_slope(f: Function, point: Point, direction: Point, derivative: float) -> float:
     """The order at which |f(x + h v) - f(x) - h derivative| vanishes: 2 if the derivative is right, 1 if it is not.
 
-    NaN where fewer than two steps stand clear of rounding: f is linear along v, and the remainder has no order to see."""
+    NaN where fewer than two steps are clear of rounding: f is linear along v, and the remainder has no order."""
     start = float(f(point))
     curve = []
     for h in TAYLOR_H:

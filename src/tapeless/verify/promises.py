@@ -1,6 +1,6 @@
-"""The promises of ops/op.py, whatever an op computes and in whatever dtype: what the rest of the code relies on.
+"""The promises of ops/op.py, which the rest of the code relies on for every op in every dtype.
 
-    no tape                 nothing that comes out of an op asks torch to differentiate
+    no tape                 no result of an op requires a gradient of torch
     accumulation            a second backward adds to the parameters' gradients, returns the same, and writes to nothing else
     frozen                  a parameter without a gradient buffer changes nothing for the others
     repetition              the same bits again, also where other inputs pass between a forward and its backward
@@ -129,7 +129,7 @@ def _transposed(x: Tensor) -> Tensor:
 
 
 def nan_passes(case: OpCase, point: Point, upstream: Point) -> Iterator[Finding]:
-    """In an input it stands where it matters most."""
+    """In an input it is put where the gradient is largest."""
     for name, g in case.gradients(point, upstream).items():
         outputs, _ = case.forward({**point, name: _with_nan(point[name], int(g.abs().argmax()))})
         yield _told(case, "NaN passes", name, float(not any(y.isnan().any() for y in outputs.values())))

@@ -41,7 +41,7 @@ TRAINING_LOSS = {"float64": 1e-10, "float32": 1e-5, "bfloat16": 1e-2}  # L4: the
 ACCUMULATION = {"float64": 1e-12, "float32": 1e-5, "bfloat16": 0.1}  # L5: k micro-batches against one batch
 METAMORPHIC = {"float64": 1e-12, "float32": 1e-5}  # L6, where not exact
 
-# L6, Muon: products against singular values, relative (worst seen 6e-14, 1.1e-5 and 2.3e-2), and both against the orthogonal
+# L6, Muon: matmuls against singular values, relative (worst seen 6e-14, 1.1e-5 and 2.3e-2), and both against the orthogonal
 # factor, whose singular values are all 1 where five iterations leave them between 0.68 and 1.21.
 NEWTON_SCHULZ = {"float64": 1e-12, "float32": 1e-4, "bfloat16": 0.1}
 POLAR = 0.35

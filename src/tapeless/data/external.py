@@ -14,8 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
-from tapeless.data.token_files import MAGIC
-from tapeless.errors import BAD_TOKEN_FILE, UNREADABLE, DataError
+from tapeless.data.token_files import MAGIC, read_head
+from tapeless.errors import BAD_TOKEN_FILE, DataError
 
 LLM_C = struct.Struct("<3i")  # the beginning of the header
 LLM_C_HEADER, LLM_C_MAGIC, LLM_C_VERSION = 1024, 20240520, 1
@@ -71,12 +71,7 @@ def open_external(path: Path) -> np.memmap:  # (count,) uint16, read-only
 
 
 def read_header(path: Path) -> tuple[str, int]:  # llm.c | nanogpt, tokens
-    try:
-        size = path.stat().st_size
-        with open(path, "rb") as file:
-            head = file.read(LLM_C.size)
-    except OSError as error:
-        raise UNREADABLE(path=path, reason=error.strerror) from None
+    size, head = read_head(path, LLM_C.size)
     if head.startswith(MAGIC):
         raise BAD_TOKEN_FILE(
             path=path, got="begins with the header of tapeless", expected="plain ids: its data.json is missing"

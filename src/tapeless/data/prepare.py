@@ -21,34 +21,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from tapeless.config import TrainConfig
+from tapeless.data import instructions, split
 from tapeless.data.baselines import Baselines, baselines, token_blocks
 from tapeless.data.chunks import document_chunks
 from tapeless.data.corpora import Document, stdlib, stdlib_docs
 from tapeless.data.encode import encode_chunks, usable_cores
 from tapeless.data.external import hash_of_files, open_external, part_files, token_files
 from tapeless.data.files import atomic_write, file_sha256, link, write_json, writing
-from tapeless.data.instructions import (
-    COUNTS,
-    ROLES,
-    hash_of_examples,
-    holds_examples,
-    read_examples,
-    split_examples,
-    texts_of,
-    write_examples,
-)
 from tapeless.data.read import read_chunks
-from tapeless.data.split import (
-    TRAIN,
-    VAL,
-    DocumentSource,
-    Selection,
-    all_documents,
-    index_documents,
-    num_copies,
-    split_source,
-    unseen_documents,
-)
 from tapeless.data.synthetic import SOURCES
 from tapeless.data.synthetic import Source as TrueSource
 from tapeless.data.token_files import BLOCK, Tokens, concat_tokens, open_tokens, require_window, token_writer
@@ -95,7 +75,7 @@ class Dataset(NamedTuple):
         if self.stored_baselines is not None:
             return self.stored_baselines
         masks = self.roles or (None, None)
-        train, val = (token_blocks(x, mask, COUNTS) for x, mask in zip((self.train, self.val), masks, strict=True))
+        train, val = (token_blocks(x, mask, instructions.COUNTS) for x, mask in zip((self.train, self.val), masks, strict=True))
         found = baselines(train, val, self.tokenizer.vocab_size)
         if self.folder is not None:
             _update_record(self.folder, {"baselines": found._asdict()})
@@ -103,20 +83,16 @@ class Dataset(NamedTuple):
 
     def beginning(self) -> np.ndarray:  # (n,)
         """What a sample continues: the first validation token, or the first prompt."""
-        return self.val[:1] if self.roles is None else self.val[: max(1, int(np.argmax(self.roles[1] & COUNTS)))]
+        return self.val[:1] if self.roles is None else self.val[: max(1, int(np.argmax(self.roles[1] & instructions.COUNTS)))]
 
     def source_loss(self, windows: "ValidationSet") -> float | None:
         """The true source's own mean loss on these windows: what a perfect model would have."""
         if self.true_source is None:
             return None
         byte_of = np.array([self.tokenizer.table[i][0] for i in range(self.tokenizer.vocab_size)])
-        total = count = 0.0
-        for tokens, targets, *_ in windows.batches(len(windows)):
-            first, wanted = np.asarray(tokens[:, 0]), np.asarray(targets)
-            num_targets = int((wanted >= 0).sum())
-            loss = self.true_source.loss(byte_of[first], np.where(wanted >= 0, byte_of[np.maximum(wanted, 0)], wanted))
-            total, count = total + num_targets * loss, count + num_targets
-        return total / count
+        ((tokens, targets, *_),) = windows.batches(len(windows))  # a synthetic corpus is small
+        first, wanted = np.asarray(tokens[:, 0]), np.asarray(targets)
+        return self.true_source.loss(byte_of[first], np.where(wanted >= 0, byte_of[np.maximum(wanted, 0)], wanted))
 
 
 def prepare(
@@ -131,13 +107,15 @@ def prepare(
     already = config.dataset_path is not None and _reuse_tokens(Path(config.dataset_path), config, vocab_size, folder)
     if already:
         return already
-    if config.dataset_path is not None and holds_examples(config.dataset_path, config.text_field):
+    if config.dataset_path is not None and instructions.holds_examples(config.dataset_path, config.text_field):
         return _prepare_examples(config, vocab_size, folder, end)
     source, selections, facts = _select(config)
     # Characters of all the data, since a character without an id could not even be evaluated; merges of the training part.
     every = config.tokenizer == "char"
     chunks = (chunk for selection in (selections if every else selections[:1]) for chunk in selection.chunks())
-    tokenizer = make_tokenizer(config.tokenizer, (chunk.text for chunk in chunks if every or chunk.part == TRAIN), vocab_size)
+    tokenizer = make_tokenizer(
+        config.tokenizer, (chunk.text for chunk in chunks if every or chunk.part == split.TRAIN), vocab_size
+    )
     _require_vocabulary(tokenizer, vocab_size)
     tokenizer.save(folder / "tokenizer.json")
     counts, num_bytes = _write_parts(selections, tokenizer, folder, processes or usable_cores())
@@ -145,24 +123,24 @@ def prepare(
         require_window(count, config.seq_len or 1, name)
     synthetic = config.dataset_path is None and config.corpus in SOURCES and tokenizer.kind in ("bytes", "char")
     about = {"source": source, **facts, "synthetic": config.corpus if synthetic else None}
-    return _finish(folder, tokenizer, {**about, "bytes_per_token": num_bytes / counts[VAL]})
+    return _finish(folder, tokenizer, {**about, "bytes_per_token": num_bytes / counts[split.VAL]})
 
 
 def _prepare_examples(config: TrainConfig, vocab_size: int | None, folder: Path, end: Sequence[int]) -> Dataset:
     assert config.dataset_path is not None
     if config.val_path is not None:
         raise DataError(f"{config.dataset_path} holds instructions, of which a tenth is held out; leave out val_path")
-    examples = read_examples(config.dataset_path)
-    training, validation = split_examples(examples)
-    learned_from = texts_of(examples if config.tokenizer == "char" else training)
+    examples = instructions.read_examples(config.dataset_path)
+    training, validation = instructions.split_examples(examples)
+    learned_from = instructions.texts_of(examples if config.tokenizer == "char" else training)
     tokenizer = make_tokenizer(config.tokenizer, learned_from, vocab_size)
     _require_vocabulary(tokenizer, vocab_size)
     tokenizer.save(folder / "tokenizer.json")
-    write_examples(folder, "train", training, tokenizer, end)
-    held_out = write_examples(folder, "val", validation, tokenizer, end)
+    instructions.write_examples(folder, "train", training, tokenizer, end)
+    held_out = instructions.write_examples(folder, "val", validation, tokenizer, end)
     record = {
         "source": f"{config.dataset_path}: {len(examples):,} examples of instructions",
-        "source_sha256": hash_of_examples(examples),
+        "source_sha256": instructions.hash_of_examples(examples),
         "num_documents": len(examples),
         "bytes_per_token": held_out.counted_bytes / held_out.counted_tokens,
     }
@@ -181,33 +159,36 @@ def _finish(folder: Path, tokenizer: Tokenizer, facts: dict[str, Any], known: St
     return dataset._replace(stored_baselines=found)
 
 
-def _select(config: TrainConfig) -> tuple[str, list[Selection], dict[str, Any]]:
+def _select(config: TrainConfig) -> tuple[str, list[split.Selection], dict[str, Any]]:
     """A description of the source, its documents by part, and what data.json says about it."""
     name, source = config.dataset_path or config.corpus, _source(config)
-    index, dropped = index_documents(source(), name), 0
+    index, dropped = split.index_documents(source(), name), 0
     digests, size, hashes = [index.digests[~index.blank]], int(index.sizes[~index.blank].sum()), index.fingerprint
     if config.val_path is None:
-        selections = [split_source(source, index)]
+        selections = [split.split_source(source, index)]
     else:
         val_source = partial(read_chunks, config.val_path, config.text_field)
-        val_index = index_documents(val_source(), config.val_path)
-        wanted, dropped = unseen_documents(index, val_index)
-        selections = [all_documents(source, index, TRAIN), all_documents(val_source, val_index, VAL, wanted)]
+        val_index = split.index_documents(val_source(), config.val_path)
+        wanted, dropped = split.unseen_documents(index, val_index)
+        selections = [
+            split.all_documents(source, index, split.TRAIN),
+            split.all_documents(val_source, val_index, split.VAL, wanted),
+        ]
         digests.append(val_index.digests[wanted])
-        size += selections[1].num_characters(VAL)
+        size += selections[1].num_characters(split.VAL)
         hashes = hashlib.sha256(f"{hashes} {val_index.fingerprint}".encode()).hexdigest()
     count = sum(map(len, digests))
     facts = {
         "source_sha256": hashes,
         "num_documents": count,
-        "num_copies": sum(map(num_copies, digests)),
+        "num_copies": sum(map(split.num_copies, digests)),
         "val_dropped": dropped,
     }
     words = f"{name}: {'1 document' if count == 1 else f'{count} documents'}, {size:,} characters"
     return words, selections, facts
 
 
-def _source(config: TrainConfig) -> DocumentSource:
+def _source(config: TrainConfig) -> split.DocumentSource:
     if config.dataset_path is not None:
         return partial(read_chunks, config.dataset_path, config.text_field)
     if config.corpus in SOURCES:
@@ -218,11 +199,13 @@ def _source(config: TrainConfig) -> DocumentSource:
     return lambda: (chunk for one in documents for chunk in document_chunks([one.text]))
 
 
-def _write_parts(selections: Sequence[Selection], tokenizer: Tokenizer, folder: Path, processes: int) -> tuple[list[int], int]:
+def _write_parts(
+    selections: Sequence[split.Selection], tokenizer: Tokenizer, folder: Path, processes: int
+) -> tuple[list[int], int]:
     """The tokens of both parts and where their documents begin, in one pass over the text. Returns the tokens of each part,
     and the bytes of the validation text."""
     starts, counts, begins, num_bytes = (array("q"), array("q")), [0, 0], [True, True], 0
-    size = sum(selection.num_characters(part) for selection in selections for part in (TRAIN, VAL))
+    size = sum(selection.num_characters(part) for selection in selections for part in (split.TRAIN, split.VAL))
     chunks = (chunk for selection in selections for chunk in selection.chunks())
     options: dict[str, Any] = {"vocab_size": tokenizer.vocab_size, "fingerprint": tokenizer.fingerprint}
     with ExitStack() as stack:
@@ -235,7 +218,7 @@ def _write_parts(selections: Sequence[Selection], tokenizer: Tokenizer, folder: 
                     starts[part].append(counts[part])
                 begins[part] = last
                 counts[part] += len(ids)
-                num_bytes += len(text.encode()) if part == VAL else 0
+                num_bytes += len(text.encode()) if part == split.VAL else 0
                 by_part[part].append(ids)
             for write, ids_of_part in zip(writers, by_part, strict=True):
                 if ids_of_part:
@@ -325,8 +308,8 @@ def source_hashes(folder: Path, config: TrainConfig) -> tuple[str, str]:
     if config.dataset_path and (path / "data.json").is_file():
         return before, read_record(path)["source_sha256"]
     files = token_files(path) if config.dataset_path else None
-    if config.dataset_path and not files and holds_examples(config.dataset_path, config.text_field):
-        return before, hash_of_examples(read_examples(config.dataset_path))
+    if config.dataset_path and not files and instructions.holds_examples(config.dataset_path, config.text_field):
+        return before, instructions.hash_of_examples(instructions.read_examples(config.dataset_path))
     if files:
         return before, hash_of_files({part: [file_sha256(file) for file in of_part] for part, of_part in files.items()})
     return before, _select(config)[2]["source_sha256"]
@@ -367,13 +350,13 @@ def tokenizer_only(folder: Path) -> Dataset:
 
 def with_text(data: Dataset, path: str) -> Dataset:
     """The same tokenizer, and another text as the validation part."""
-    if holds_examples(path, "text"):
+    if instructions.holds_examples(path, "text"):
         raise DataError(f"{path} holds instructions; a text is evaluated as a whole, so give one, or JSONL with a `text` field")
     source = partial(read_chunks, path)
-    index = index_documents(source(), path)
+    index = split.index_documents(source(), path)
     with tempfile.TemporaryDirectory(prefix="tapeless-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
-        (_, count), num_bytes = _write_parts([all_documents(source, index, VAL)], data.tokenizer, folder, 1)
+        (_, count), num_bytes = _write_parts([split.all_documents(source, index, split.VAL)], data.tokenizer, folder, 1)
         require_window(count, 1, "evaluation")
         val = open_tokens(folder / "val.bin", data.tokenizer.fingerprint)  # stays readable when the file is gone
         starts = _open_starts(folder / "val.starts.npy", count)
@@ -454,7 +437,7 @@ def _fingerprint(tokenizer: Tokenizer, states: States) -> str:
 def _dataset(folder: Path, record: Mapping[str, Any], tokenizer: Tokenizer, maps: Maps, states: States) -> Dataset:
     for name, tokens in maps.items():
         if tokens is not None:
-            require_ids(folder / name, tokens, ROLES if ".roles." in name else tokenizer.vocab_size, states[name])
+            require_ids(folder / name, tokens, instructions.ROLES if ".roles." in name else tokenizer.vocab_size, states[name])
     train, val = (concat_tokens([maps[file.name] for file in part_files(folder, part)]) for part in PARTS)
     starts = _open_starts(folder / "train.starts.npy", len(train)), _open_starts(folder / "val.starts.npy", len(val))
     true_source = SOURCES[record["synthetic"]]() if record["synthetic"] else None

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from tapeless.data.files import atomic_write, writing
-from tapeless.errors import BEYOND_VOCABULARY, TOO_FEW_TOKENS, DataError
+from tapeless.errors import BEYOND_VOCABULARY, TOO_FEW_TOKENS, UNREADABLE, DataError
 
 HEADER = struct.Struct("<8sHHIQQ32s")
 MAGIC, VERSION = b"TAPELESS", 1
@@ -117,15 +117,19 @@ def write_tokens(path: Path, blocks: Iterable[np.ndarray], *, vocab_size: int, f
             write(ids)
 
 
+def read_head(path: Path, count: int) -> tuple[int, bytes]:
+    """The size of a file and its first bytes."""
+    try:
+        with open(path, "rb") as file:
+            return path.stat().st_size, file.read(count)
+    except OSError as error:
+        raise UNREADABLE(path=path, reason=error.strerror) from None
+
+
 def open_tokens(path: Path, fingerprint: str | None) -> np.memmap:  # (count,) uint16 or uint32, read-only
     """The ids of a file that was written with the tokenizer of this fingerprint (None: any). Checks the header, not the ids."""
     again = "delete it and prepare the data again"
-    try:
-        size = path.stat().st_size
-        with open(path, "rb") as file:
-            header = file.read(HEADER.size)
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read: {error.strerror}") from None
+    size, header = read_head(path, HEADER.size)
     if len(header) < HEADER.size:
         raise DataError(f"{path}: {len(header)} bytes, but the header of a token file alone is {HEADER.size}; {again}")
     magic, version, width, _, count, vocab_size, written_with = HEADER.unpack(header)

@@ -13,6 +13,7 @@ ALONE = [
     (["--nesterov"], "nesterov is an option of sgd, muon; adamw does not"),
     (["--nesterov", "--optimizer", "adam"], "nesterov is an option of sgd, muon; adam does not"),
     (["--momentum", "0.5"], "momentum is an option of sgd, muon; adamw does not use it"),
+    (["--momentum", "0"], "momentum is an option of sgd, muon; adamw does not use it"),
     (["--beta2", "0.99", "--optimizer", "sgd"], "beta2 is an option of adamw, adam, muon; sgd does not use it"),
     (["--corpus", "markov"], "corpus markov is used only without a dataset_path"),
     (["--patience", "2", "--eval-every", "0"], "patience counts evaluations"),

@@ -173,7 +173,8 @@ class RunHistory:
 
 
 def _numbers(event: Mapping[str, Any]) -> dict[str, float]:
-    return {metric.key: float(event[metric.key]) for metric in curves(event["event"]) if metric.key in event}
+    metrics = curves(event["event"])
+    return {metric.key: float(event[metric.key]) for metric in metrics if metric.key in event or not metric.optional}
 
 
 def _lower(key: str, event: Mapping[str, Any], best: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -16,6 +16,7 @@ class Metric(NamedTuple):
     unit: str = ""
     tag: str | None = None  # its name in TensorBoard, W&B and Trackio; None: not sent to them
     curve: bool = False  # on the page
+    optional: bool = False  # not in every event of its kind
     per_layer: bool = False  # a number for each layer, under its name; not in metrics.csv
 
 
@@ -32,7 +33,7 @@ METRICS = (
     Metric("eval", "val_loss", "validation loss", "nats per token", "loss/validation", curve=True),
     Metric("eval", "perplexity", "perplexity"),
     Metric("eval", "bits_per_byte", "bits per byte", "comparable across tokenizers", "loss/bits_per_byte", curve=True),
-    Metric("eval", "ema_val_loss", "EMA validation loss", "nats per token", "loss/validation_ema", curve=True),
+    Metric("eval", "ema_val_loss", "EMA validation loss", "nats per token", "loss/validation_ema", curve=True, optional=True),
     Metric("layer_stats", "memory_bytes", "process memory", "bytes", "memory/process"),
     Metric("layer_stats", "device_memory_bytes", "GPU memory", "bytes", "memory/device"),
     Metric("layer_stats", "grad_norm", "gradient norm by layer", "last value at the right", "grad_norm", per_layer=True),

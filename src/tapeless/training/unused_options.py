@@ -14,7 +14,8 @@ def refuse_unused(c: TrainConfig) -> None:
     defaults = TrainConfig()
     if not c.lora_rank and (c.lora_alpha is not None or c.lora_targets != defaults.lora_targets):
         raise ConfigError("lora_alpha and lora_targets need adapters: set lora_rank too, or leave them out")
-    given = [f.name for f in fields(c) if f.metadata["by_optimizer"] and getattr(c, f.name) not in (f.default, False)]
+    marked = [(f.name, f.default, getattr(c, f.name)) for f in fields(c) if f.metadata["by_optimizer"]]
+    given = [name for name, default, value in marked if value != default and value is not False]
     for name in given and sorted(set(given) - set(OPTIMIZERS[c.optimizer].options)):  # torch is loaded only if one was given
         users = [optimizer for optimizer in OPTIMIZERS if name in OPTIMIZERS[optimizer].options]
         raise ConfigError(f"{name} is an option of {', '.join(users)}; {c.optimizer} does not use it: leave it out")

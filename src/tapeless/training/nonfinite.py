@@ -96,11 +96,11 @@ def first_bad_tensor(model: AnyModel, batch: Sequence[Tensor], counts: Mapping[s
 def _first_shown(model: Transformer, batch: Sequence[Tensor], counts: Mapping[str, Any]) -> BadTensor | None:
     found: list[BadTensor] = []
 
-    def look(seen: Seen) -> None:
+    def observe(seen: Seen) -> None:
         if not found:
             found.extend(_bad_of(seen, model.store))
 
-    with watched(model, look):
+    with watched(model, observe):
         accumulate_gradients(model, *batch, **counts, check=False)  # continue after a bad weight
     return found[0] if found else None
 

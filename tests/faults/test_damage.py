@@ -97,7 +97,7 @@ def test_a_damaged_log_does_not_keep_a_run_from_going_on(whole: RunDir, tmp_path
     run.metrics.write_bytes(damaged)
     said = resume(run)
     assert said.status == 0
-    assert "3 lines cannot be read (3, 4, 5); it is kept as metrics.jsonl.damaged-1" in said.words
+    assert "3 lines cannot be read (3, 4, 5); a copy is metrics.jsonl.damaged-1" in said.words
     assert (run.path / "metrics.jsonl.damaged-1").read_bytes() == damaged
 
 

@@ -139,7 +139,7 @@ def test_another_base_is_refused(base: Path):
         tapeless.load(run.path)
     write_run(base, SHAPE, Transformer(SHAPE, seed=4).params, ByteTokenizer(), Generation(), [])
     assert other.is_dir()
-    with pytest.raises(CheckpointError, match="another model than the run began with"):
+    with pytest.raises(CheckpointError, match="is not the model that the run started from"):
         tapeless.load(run.path)
 
 

@@ -217,7 +217,7 @@ def test_a_checkpoint_that_is_gone_is_said_to_be(folder: Path):
     warnings: list[str] = []
     assert_is(load_checkpoint(folder, on_warning=warnings.append), 20)
     assert warnings == [f"{folder / 'latest'} names step-00000030, which does not exist; there are 10, 20"]
-    with pytest.raises(DamagedError, match="which is not there"):
+    with pytest.raises(DamagedError, match="which does not exist"):
         load_checkpoint(folder, fallback=False, on_warning=silent)
 
 

@@ -74,7 +74,7 @@ def test_a_directory_without_a_tokenizer_needs_one_named(source, tmp_path: Path)
     with pytest.raises(InputError, match="has its own tokenizer"):
         import_model(folder, tmp_path / "run", [], tokenizer="bytes")
     (folder / "tokenizer.json").unlink()
-    for asked, says in ((None, "has no tokenizer.json; name one: --tokenizer bytes"), ("bpe", "is made from a text")):
+    for asked, says in ((None, "has no tokenizer.json; pass one: --tokenizer bytes"), ("bpe", "is trained on a text")):
         with pytest.raises(InputError, match=says):
             import_model(folder, tmp_path / "run", [], tokenizer=asked)
     with pytest.raises(DataError, match="no such tokenizer"):

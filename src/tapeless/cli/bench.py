@@ -75,7 +75,7 @@ def names(flag: str, text: str, valid: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def run(args: argparse.Namespace) -> int:
-    asked_for = None if args.contenders is None else names("--contenders", args.contenders, CONTENDERS)
+    requested = None if args.contenders is None else names("--contenders", args.contenders, CONTENDERS)
     dtypes = names("--dtypes", args.dtypes, DTYPES)
     for flag in ("rounds", "tokens", "threads"):
         if getattr(args, flag) is not None and getattr(args, flag) < 1:
@@ -93,11 +93,11 @@ def run(args: argparse.Namespace) -> int:
     from tapeless.training.process import usable_device
 
     kind = usable_device(train.device).partition(":")[0]
-    contenders = asked_for or USUAL.get(kind, USUAL["cpu"])
+    contenders = requested or USUAL.get(kind, USUAL["cpu"])
     # --dtypes, --threads and --contenders decide here, whatever a file sets for training.
     train = replace(train, dtype="float32", threads=None, deterministic=False)
     task = Task("ours", model, measured(train, train.seq_len or default_seq_len(model)))
-    result = asked(args, name, task, contenders, How(dtypes, args.rounds, args.turn, args.threads, say))
+    result = measure(args, name, task, contenders, How(dtypes, args.rounds, args.turn, args.threads, say))
     args.status = FAILED if result.get("disagreements") else 0  # set before printing, in case the pipe is closed
     if args.json == "-":
         print(json.dumps(result))
@@ -108,7 +108,7 @@ def run(args: argparse.Namespace) -> int:
     return args.status
 
 
-def asked(args: argparse.Namespace, name: str, task: "Task", contenders: tuple[str, ...], how: "How") -> dict[str, Any]:
+def measure(args: argparse.Namespace, name: str, task: "Task", contenders: tuple[str, ...], how: "How") -> dict[str, Any]:
     from tapeless.bench.measure import generation, kernels, largest, scaling, training
 
     if args.kernels:

@@ -1,1 +1,1 @@
-"""Training: the loop, and the run directory with its checkpoints that a killed run goes on from."""
+"""Training: the loop, and the run directory with the checkpoints that a run resumes from."""

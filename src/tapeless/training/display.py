@@ -60,7 +60,7 @@ class Progress:
     """Current metrics, updated by every event."""
 
     def __init__(self, first_step: int = 0, total_steps: int = 0):
-        self.first, self.total, self.begun = first_step, total_steps, time.monotonic()
+        self.first, self.total, self.started = first_step, total_steps, time.monotonic()
         self.step: Mapping[str, Any] = {}
         self.eval: Mapping[str, Any] = {}
         self.losses: list[float] = []  # smoothed, one per step
@@ -82,7 +82,7 @@ class Progress:
 
     @property
     def seconds(self) -> float:
-        return time.monotonic() - self.begun
+        return time.monotonic() - self.started
 
     @property
     def left(self) -> str:
@@ -100,7 +100,7 @@ class Display:
         self.baselines: Baselines | None = None
 
     def __enter__(self) -> "Display":
-        self.progress.begun = time.monotonic()
+        self.progress.started = time.monotonic()
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -31,25 +31,25 @@ def _facts(run: RunDir, config: RunConfig) -> dict[str, Any]:
     events = list(read_metrics(run.metrics)) if run.metrics.is_file() else []
     steps = [event for event in events if event["event"] == "step"]
     evals = [event for event in events if event["event"] == "eval"]
-    begun = [event for event in events if event["event"] in ("start", "resume")]
+    starts = [event for event in events if event["event"] in ("start", "resume")]
     best = [e for e in evals if isinstance(e["val_loss"], float)]  # NaN and infinity are strings
     held_by, saved = holder(run.lock), list(checkpoints(run.checkpoints))
-    total = begun[-1]["total_steps"] if begun else config.train.max_steps
+    total = starts[-1]["total_steps"] if starts else config.train.max_steps
     return {
         "path": str(run.path),
         **config.tables(),
         "source": source_of(run.path / "data.json"),
-        "parameters": begun[-1]["parameters"] if begun else None,
-        "baselines": begun[-1]["baselines"] if begun else None,
-        "floor": begun[-1]["floor"] if begun else None,
+        "parameters": starts[-1]["parameters"] if starts else None,
+        "baselines": starts[-1]["baselines"] if starts else None,
+        "floor": starts[-1]["floor"] if starts else None,
         "state": RUNNING if held_by else IMPORTED if config.imported else ending(events, saved),
         "held_by": held_by,
         "step": steps[-1]["step"] if steps else max(saved, default=0),
         "total_steps": total,
         "tokens": steps[-1]["tokens"] if steps else 0,
         "seconds": sum(event["step_seconds"] for event in steps),
-        "begun": begun[0]["time"] if begun else None,
-        "resumes": sum(event["event"] == "resume" for event in begun),
+        "started": starts[0]["time"] if starts else None,
+        "resumes": sum(event["event"] == "resume" for event in starts),
         "first_loss": steps[0]["loss"] if steps else None,
         "last_loss": steps[-1]["loss"] if steps else None,
         "recent_loss": math.fsum(float(event["loss"]) for event in steps[-RECENT:]) / len(steps[-RECENT:]) if steps else None,
@@ -143,12 +143,12 @@ def training_text(train: TrainConfig) -> str:
 
 
 def progress_rows(facts: dict[str, Any]) -> list[Row]:
-    if not facts["step"] or facts["begun"] is None:  # or the log is missing
+    if not facts["step"] or facts["started"] is None:  # or the log is missing
         return []
-    begun = when(facts["begun"])
+    started = when(facts["started"])
     resumed = f", resumed {count(facts['resumes'], 'time')}" if facts["resumes"] else ""
     rows = [
-        ("started", f"{begun}{resumed}; {facts['tokens']:,} tokens in {duration(facts['seconds'])} of steps"),
+        ("started", f"{started}{resumed}; {facts['tokens']:,} tokens in {duration(facts['seconds'])} of steps"),
         ("loss", f"{number(facts['recent_loss'])} mean of the last steps, {number(facts['first_loss'])} at the first"),
     ]
     if facts["skipped"]:

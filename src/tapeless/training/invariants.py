@@ -67,8 +67,8 @@ def identities(
     found: list[Checked] = []
     model.zero_grads()
     if isinstance(model, Transformer):
-        look = _Look(model, targets, found)
-        with observe_ops(model, look):
+        observer = _Observer(model, targets, found)
+        with observe_ops(model, observer):
             model.forward_backward(tokens, targets, step=step, first_sample=first_sample, documents=documents)
         yield from found
         yield from _causality(model, tokens[:1], None if documents is None else documents[:1])
@@ -77,7 +77,7 @@ def identities(
     yield from _unused_rows(model, tokens)
 
 
-class _Look:
+class _Observer:
     """Checks each observed call of an op."""
 
     def __init__(self, model: Transformer, targets: Tensor, found: list[Checked]):

@@ -117,11 +117,11 @@ class MetricsLog:
         self._file = self._open()
 
     def _keep_damaged(self, lines: list[int]) -> None:
-        kept = unused(self.path.with_name(f"{self.path.name}.damaged"))
-        with writing(kept):
-            shutil.copyfile(self.path, kept)
+        copy = unused(self.path.with_name(f"{self.path.name}.damaged"))
+        with writing(copy):
+            shutil.copyfile(self.path, copy)
         where = ", ".join(map(str, lines[:5])) + (" …" if len(lines) > 5 else "")
-        self.on_warning(f"{self.path} is damaged: {len(lines)} lines cannot be read ({where}); a copy is {kept.name}")
+        self.on_warning(f"{self.path} is damaged: {len(lines)} lines cannot be read ({where}); a copy is {copy.name}")
 
     def close(self) -> None:
         """Write what is still pending, or raise."""

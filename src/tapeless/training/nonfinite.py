@@ -96,12 +96,12 @@ def first_bad_tensor(model: AnyModel, batch: Sequence[Tensor], counts: Mapping[s
 def _first_shown(model: Transformer, batch: Sequence[Tensor], counts: Mapping[str, Any]) -> BadTensor | None:
     found: list[BadTensor] = []
 
-    def look(seen: OpCall) -> None:
+    def observe(seen: OpCall) -> None:
         if not found:
             found.extend(_bad_of(seen, model.store))
 
-    with observe_ops(model, look):
-        accumulate_gradients(model, *batch, **counts, check=False)  # so that it goes on behind a bad weight
+    with observe_ops(model, observe):
+        accumulate_gradients(model, *batch, **counts, check=False)  # continue after a bad weight
     return found[0] if found else None
 
 

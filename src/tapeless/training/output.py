@@ -1,4 +1,4 @@
-"""Output that cannot end a training: `tapeless train new > log` on a full disk goes on without printing.
+"""Output that cannot end a training: `tapeless train new > log` on a full disk continues without printing.
 
 A closed pipe (BrokenPipeError) is not a failing disk: it ends the command as usual.
 Tested by: tests/faults/test_failing_writes.py."""

@@ -141,11 +141,11 @@ def next_commands(run: Path, ending: str, total_steps: int) -> list[Row]:
     resume = (f"tapeless train resume {path}", "continue as if it had not been interrupted")
     if ending in ("done", "early"):
         resume = (f"tapeless train resume {path} --override max_steps={2 * total_steps}", "train for longer")
-    looks = [
+    others = [
         (f"tapeless generate {path} --temperature 0.7", "generate text"),
         (f"tapeless eval {path} --checkpoint best", "evaluate on the whole validation text"),
     ]
-    return [*looks, resume] if ending in ("done", "early") else [resume, *looks]
+    return [*others, resume] if ending in ("done", "early") else [resume, *others]
 
 
 def count(number: int, noun: str) -> str:

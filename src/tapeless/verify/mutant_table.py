@@ -364,7 +364,7 @@ EXTRA = (
     ),
     Mutant("X36", "the average is not resumed", TRAINER, "restore(self.ema.named(), average, checkpoint.path)", "pass"),
     Mutant("X37", "adapter: scale missing in backward", LORA, "du = (dy @ b) * scale", "du = dy @ b"),
-    Mutant("X38", "adapter: db of what is not scaled", LORA, "LoraSaved(of_product, u)", "LoraSaved(of_product, xa)"),
+    Mutant("X38", "adapter: db of what is not scaled", LORA, "LoraSaved(linear_saved, u)", "LoraSaved(linear_saved, xa)"),
     Mutant("X39", "adapter: nothing goes back through a", PRODUCT, "dx += LORA.backward(", "LORA.backward("),
     Mutant(
         "X40",

@@ -49,7 +49,7 @@ class Block:
         self.is_pre_norm = config.norm_placement == "pre"
 
     def specs(self) -> Iterator[ParamSpec]:
-        """Full names, each sublayer behind its norm."""
+        """Full names, each sublayer after its norm."""
         for sublayer in self.sublayers:
             yield from norm_specs(self.config, f"{sublayer.name}_norm")
             yield from (spec._replace(name=f"{sublayer.name}.{spec.name}") for spec in sublayer.specs())

@@ -1,4 +1,4 @@
-"""Chain: ops one after the other, with residual branches, and their backwards in reverse. For models of one's own.
+"""Chain: a sequence of ops with residual branches, and their backwards in reverse order, for small models of your own.
 
     chain = Chain(
         layer("embed", EMBED, w=(V, C)),
@@ -8,7 +8,6 @@
     logits = chain.forward(tokens)
     chain.backward(dlogits)          # chain.grads["mix.w"], …
 
-Exact gradients without a tape: each op knows its own, and the order is the list read backwards.
 Tested by: tests/model/test_chain.py."""
 
 import inspect
@@ -83,7 +82,7 @@ class Residual(NamedTuple):
 
 def layer(name: str, op: Op, **options: Any) -> Layer:
     """A parameter's shape is a tuple, and None leaves the parameter out; everything else is a setting of the op."""
-    wanted = list(inspect.signature(op.forward).parameters.values())[1:]  # behind the activation
+    wanted = list(inspect.signature(op.forward).parameters.values())[1:]  # after the activation
     for key in options:
         if key not in [parameter.name for parameter in wanted]:
             raise ConfigError(f"layer {name!r}: unknown option {key}; {nearest(key, [p.name for p in wanted])}")

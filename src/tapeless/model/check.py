@@ -1,4 +1,4 @@
-"""What a model accepts, checked before anything is computed: a wrong id is an error with its place, never clamped."""
+"""Checks of a model's inputs before anything is computed: an invalid id is an error with its position, never clamped."""
 
 import torch
 from torch import Tensor
@@ -33,7 +33,7 @@ def _check_same_shape(what: str, x: Tensor, tokens: Tensor) -> None:
 
 
 def check_shapes(tokens: Tensor, targets: Tensor) -> None:
-    """What can be said of a batch without a look at its values."""
+    """Checks that do not read values."""
     _check_ids("tokens", tokens, tokens.device)
     _check_ids("targets", targets, targets.device)
     _check_same_shape("targets", targets, tokens)

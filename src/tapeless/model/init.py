@@ -1,11 +1,11 @@
-"""Initial values. Each parameter has a seed of its own, made from the run's seed and its name: the same values on any device,
-in any dtype and on any number of ranks, and no two alike.
+"""Initial values. Each parameter has its own seed, derived from the run's seed and its name: the same values on any device,
+in any dtype and on any number of ranks.
 
-    scaled-normal   N(0, 0.02^2); the maps that end a sublayer divided by (2L)^(1/2), so that the residual stream keeps its size
+    scaled-normal   N(0, 0.02^2); output matrices of sublayers divided by (2L)^(1/2), so that the residual stream keeps its scale
     kaiming         N(0, 2 / fan_in)
     xavier          uniform in ± (6 / (fan_in + fan_out))^(1/2)
-Embeddings are N(0, 0.02^2) in all three, norms 1, biases 0. Of an adapter the first half is uniform in ± 1 / fan_in^(1/2), so
-that what it makes of x has the size of x, and the second is 0: it begins as nothing."""
+Embeddings are N(0, 0.02^2) in all three, norms 1, biases 0. Of an adapter, a is uniform in
+± 1 / fan_in^(1/2), so that x a' has the scale of x, and b is 0: it starts without effect."""
 
 import hashlib
 import math
@@ -32,7 +32,7 @@ def initial_values(spec: ParamSpec, scheme: str, num_layers: int, seed: int) -> 
 
 
 def _drawn(w: Tensor, spec: ParamSpec, scheme: str, num_layers: int, seed: int) -> Tensor:
-    """w (spec.shape), float32 on the CPU, filled in place: memory that is touched once costs more than the draws."""
+    """w (spec.shape), float32 on the CPU, filled in place: touching new memory costs more than the draws."""
     if spec.init in ("ones", "zeros"):
         return w.fill_(1.0 if spec.init == "ones" else 0.0)
     generator = torch.Generator("cpu").manual_seed(param_seed(seed, spec.name))
@@ -52,7 +52,7 @@ def _drawn(w: Tensor, spec: ParamSpec, scheme: str, num_layers: int, seed: int) 
 
 
 def initialize(store: ParamStore, scheme: str, num_layers: int, seed: int) -> None:
-    """In threads, the largest first: torch draws on one core, and lets go of Python meanwhile."""
+    """In threads, the largest first: torch draws random numbers on one core, and releases the GIL meanwhile."""
 
     def fill(spec: ParamSpec) -> None:
         w = store.params[spec.name]

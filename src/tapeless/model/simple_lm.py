@@ -1,7 +1,7 @@
 """SimpleLM: embedding, LayerNorm, linear, GELU, linear. No attention: the next token from the last one alone.
 
-It exists to validate everything around a model (data, loss, optimizer, sampling) with a model that cannot be at fault, and
-to show what a Chain looks like in earnest."""
+It validates everything around a model (data, loss, optimizer, sampling) with the simplest possible model, and is an example
+of a Chain."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -48,7 +48,7 @@ class SimpleLM:
         initialized: bool = True,
     ):
         if dtype == "fp8":
-            raise ConfigError("fp8 is for the blocks of a transformer, and SimpleLM has none; --dtype bfloat16")
+            raise ConfigError("fp8 is for transformer blocks, and SimpleLM has none; use --dtype bfloat16")
         self.config, self.seed, self.dtype, self.device = config, seed, dtype, torch.device(device)
         self.ops = REFERENCE  # whose ops the chain below names one by one
         self.chain = Chain(*layers(config), seed=seed, device=device, dtype=dtype, initialized=initialized)
@@ -80,8 +80,8 @@ class SimpleLM:
         first_sample: int = 0,
         check: bool = True,
     ) -> Tensor:  # loss ()
-        """The loss, and what backward needs. step and first_sample are what every model is told; nothing here is random.
-        check: False leaves out every look at values; who calls it so answers for the ids."""
+        """The loss; saves what backward needs. step and first_sample are part of every model's interface; nothing here is
+        random. check: False reads no values; the caller is then responsible for valid ids."""
         self._saved = None
         if check:
             check_num_targets(num_targets)
@@ -123,7 +123,7 @@ class SimpleLM:
         self._saved = None
 
     def loss(self, tokens: Tensor, targets: Tensor, *, num_targets: int | None = None, check: bool = True) -> Tensor:  # ()
-        """The loss for evaluation: nothing is kept. check: as of forward."""
+        """The loss for evaluation: saves nothing. check: see forward."""
         if check:
             check_num_targets(num_targets)
             check_tokens(tokens, self.config.vocab_size, self.device)

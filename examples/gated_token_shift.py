@@ -22,7 +22,7 @@ class GatedTokenShift(Sublayer):
     options = {"width": 64}  # noqa: RUF012  # F, set by shift(width=128)
 
     def specs(self) -> list[ParamSpec]:
-        C, F = self.config.hidden_dim, self.option["width"]
+        C, F = self.config.hidden_dim, self.options["width"]
         return [
             ParamSpec("m", (C,), "zeros", decay=False, shard_axis=None),
             *matrices({"wr": F, "wk": F}, C),
@@ -65,6 +65,14 @@ class GatedTokenShift(Sublayer):
         dx = dh - dh * m
         dx[:, :-1] += dprev
         return dx
+
+    def reference(self, x: Tensor, p: dict, documents: Tensor | None) -> Tensor:
+        """The same in other words, for the gradient check: autograd differentiates it."""
+        prev = torch.nn.functional.pad(x, (0, 0, 1, 0))[:, :-1]
+        if documents is not None:
+            prev = prev.where((documents == documents.roll(1, 1))[..., None], 0.0)
+        h = torch.lerp(x, prev, p["m"])
+        return (torch.sigmoid(h @ p["wr"].mT) * (h @ p["wk"].mT)) @ p["wo"].mT
 
     def cache_shapes(self, batch_size: int, capacity: int) -> dict:
         return {"last": (batch_size, self.config.hidden_dim)}

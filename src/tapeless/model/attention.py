@@ -3,10 +3,13 @@
     qkv = x [wq; wk; wv]' + b      q, k, v = heads of qkv, normed and rotated      o = attention(q, k, v)      y = o wo' + bo
 Tested by: tests/model/test_transformer_grads.py, tests/model/test_recompute.py, tests/model/test_decode.py."""
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from tapeless.config import ModelConfig
+from tapeless.errors import ConfigError
 from tapeless.model.linear import LinearParams, LinearSaved, linear_backward, linear_forward
 from tapeless.model.params import ParamSpec
 from tapeless.model.sublayer import Context, Sublayer, Views, biases, matrices, output_matrix, register_sublayer
@@ -30,7 +33,14 @@ class SelfAttentionSaved(NamedTuple):
 @register_sublayer
 class SelfAttention(Sublayer):
     kind = "attn"
-    settings = ("num_heads", "num_kv_heads", "head_dim", "position", "rope_theta", "attn_bias", "qk_norm")
+    overridable = ("num_heads", "num_kv_heads", "head_dim", "position", "rope_theta", "attn_bias", "qk_norm")
+
+    def __init__(self, config: ModelConfig, name: str, settings: Mapping[str, Any]):
+        if settings.get("position") == "learned":
+            raise ConfigError("blocks: learned positions belong to the embedding of the whole model; expected rope or none")
+        if "num_heads" in settings and config.num_kv_heads == config.num_heads:  # stays without groups
+            settings = {"num_kv_heads": settings["num_heads"], **settings}
+        super().__init__(config, name, settings)
 
     def specs(self) -> list[ParamSpec]:
         c = self.config
@@ -124,6 +134,6 @@ class SelfAttention(Sublayer):
         shape = (batch_size, self.config.num_kv_heads, capacity, self.config.head_dim)
         return {"keys": shape, "values": shape}
 
-    def attention_flops(self, seq_len: int) -> int:
+    def extra_flops(self, seq_len: int) -> int:
         """Scores and weighted values over the causal half of T keys."""
         return 2 * seq_len * self.config.num_heads * self.config.head_dim

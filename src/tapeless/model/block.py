@@ -9,15 +9,13 @@ Dropout applies to each sublayer's output.
 Tested by: tests/model/test_transformer_grads.py, tests/model/test_recompute.py."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
 import tapeless.model.attention
 import tapeless.model.feed_forward  # noqa: F401  # both register their kind of sublayer
-from tapeless.config import ModelConfig, nearest
-from tapeless.errors import ConfigError
+from tapeless.config import ModelConfig
 from tapeless.model.params import FlatLayout, ParamSpec
 from tapeless.model.sublayer import Context, Sublayer, Views, sublayer_class
 from tapeless.ops.dropout import dropout_key
@@ -161,13 +159,9 @@ def build_block(config: ModelConfig, layer: int, sublayers: list[tuple[str, dict
     built: list[Sublayer] = []
     for kind, settings in sublayers:
         cls = sublayer_class(kind)
-        for key in settings:
-            if key not in (*cls.settings, *cls.options):
-                raise ConfigError(f"blocks: {kind} has no setting {key!r}; {nearest(key, (*cls.settings, *cls.options))}")
-        own = replace(config, **{key: value for key, value in settings.items() if key in cls.settings})
         number = sum(type(sublayer) is cls for sublayer in built) + 1  # a second one of a kind is named attn2
         name = f"blocks.{layer}.{kind}{number if number > 1 else ''}"
-        built.append(cls(own, name, {key: value for key, value in settings.items() if key in cls.options}))
+        built.append(cls(config, name, settings))
     return Block(config, built)
 
 

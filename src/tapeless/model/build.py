@@ -30,5 +30,5 @@ def step_flops(config: AnyModelConfig, tokens: int, seq_len: int) -> int:
     """FLOPs of a training step: for each token 2 per linear weight and those of attention forward, twice that backward."""
     forward = 2 * sum(torch.Size(spec.shape).numel() for spec in param_specs(config) if spec.is_linear)
     if isinstance(config, ModelConfig):
-        forward += sum(s.attention_flops(seq_len) for block in build_blocks(config) for s in block.sublayers)
+        forward += sum(s.extra_flops(seq_len) for block in build_blocks(config) for s in block.sublayers)
     return 3 * tokens * forward

@@ -26,7 +26,7 @@ class FeedForwardSaved(NamedTuple):
 @register_sublayer
 class FeedForward(Sublayer):
     kind = "ffn"
-    settings = ("intermediate_dim", "ffn", "ffn_bias")
+    overridable = ("intermediate_dim", "ffn", "ffn_bias")
 
     def specs(self) -> list[ParamSpec]:
         c = self.config

@@ -1,7 +1,7 @@
 """Initial values. Each parameter has its own seed, derived from the run's seed and its name: the same values on any device,
 in any dtype and on any number of ranks.
 
-    scaled-normal   N(0, 0.02^2); output matrices of sublayers divided by (2L)^(1/2), so that the residual stream keeps its scale
+    scaled-normal   N(0, 0.02^2); output matrices of sublayers divided by (2L)^(1/2), to keep the residual stream's scale
     kaiming         N(0, 2 / fan_in)
     xavier          uniform in ± (6 / (fan_in + fan_out))^(1/2)
 Embeddings are N(0, 0.02^2) in all three, norms 1, biases 0. Of an adapter, a is uniform in

@@ -100,7 +100,8 @@ class _Observer:
         addresses = [x.data_ptr() for x in inputs if isinstance(x, Tensor)]
         owner = next((self.owners[address] for address in addresses if address in self.owners), self.layer)
         if op in IN_ATTENTION:
-            owner = ".".join([*owner.split(".")[:2], "attn"])
+            _, layer, sublayer, *_ = owner.split(".")
+            owner = f"blocks.{layer}.{sublayer.removesuffix('_norm') if sublayer.startswith('attn') else 'attn'}"
         self.layer = "head" if op == HEAD else owner
         grads = tuple(x for x in inputs if isinstance(x, Tensor) and x.data_ptr() in self.grads)
         self.listener(OpCall(self.layer, op, direction, inputs, dict(outputs), saved, grads))

@@ -10,9 +10,10 @@ decoding caches, gradient checks and reports are derived from it.
     backward(dy, saved, p, g, ctx) -> dx; accumulates the parameter gradients into g, whose entries are None where frozen
     drop_recomputable, recompute    what each recompute policy drops from `saved`, and how backward gets it again
     cache_shapes(B, capacity) what decoding remembers of earlier tokens; forward finds it in ctx.cache(self)
-    attention_flops(T)        FLOPs of a token's forward beyond the matmuls with its linear weights
-    reference(x, params)      optional: the formula in plain torch, which the gradient check differentiates by autograd
-dx and dw can be computed separately: with ctx.deferred a list, `linear_backward` computes dx and appends the calls for dw.
+    extra_flops(T)            FLOPs of a token's forward beyond the matmuls with its linear weights, such as attention scores
+    reference(x, params, documents)   optional: the formula in plain torch, which the gradient check differentiates by autograd
+Neither pass may write into x, dy or saved: x and dy may be the residual stream and its gradient. dx and dw can be computed
+separately: with ctx.deferred a list, `linear_backward` computes dx and appends the calls for dw.
 
 Recompute policies
     none    keep everything the ops saved
@@ -21,8 +22,10 @@ Recompute policies
 Recomputation runs the same ops on the same values, so gradients are equal bit for bit.
 Tested by: tests/model/test_sublayer.py, tests/model/test_transformer_grads.py, tests/model/test_recompute.py."""
 
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor
@@ -92,13 +95,21 @@ class Views:
 
 class Sublayer(ABC):
     kind: ClassVar[str]  # its name in ModelConfig.blocks and in parameter names
-    settings: ClassVar[tuple[str, ...]] = ()  # fields of ModelConfig that a layer may override: attn(num_heads=2)
-    options: ClassVar[Mapping[str, Any]] = {}  # settings of this kind alone, with their defaults
+    overridable: ClassVar[tuple[str, ...]] = ()  # fields of ModelConfig that a layer may set: attn(num_heads=2)
+    options: Mapping[str, Any] = {}  # settings of this kind alone, with their defaults
 
-    def __init__(self, config: ModelConfig, name: str, options: Mapping[str, Any]):
-        """config: with this layer's overrides. name: where it is in the model, such as blocks.3.attn."""
-        self.config, self.name = config, name
-        self.option = {**self.options, **options}
+    def __init__(self, config: ModelConfig, name: str, settings: Mapping[str, Any]):
+        """config: of the model. name: where it is in the model, such as blocks.3.attn. settings: of this layer."""
+        for key, value in settings.items():
+            if key not in (*self.overridable, *self.options):
+                valid = (*self.overridable, *self.options)
+                raise ConfigError(
+                    f"blocks: {self.kind} has no setting {key!r}; {nearest(key, valid) if valid else 'it has none'}"
+                )
+            if key in self.options and type(value) is not type(self.options[key]):
+                raise ConfigError(f"blocks: {self.kind}({key}={value}): expected {type(self.options[key]).__name__}")
+        self.name, self.config = name, replace(config, **{k: v for k, v in settings.items() if k in self.overridable})
+        self.options = {**self.options, **{k: v for k, v in settings.items() if k in self.options}}
 
     @abstractmethod
     def specs(self) -> list[ParamSpec]:
@@ -117,13 +128,14 @@ class Sublayer(ABC):
         return None if policy == "full" else saved
 
     def recompute(self, saved: Any, x: Tensor, p: Any, ctx: Context) -> Any:
-        """`saved` as it was before drop_recomputable; x is the same input again."""
+        """`saved` as it was before drop_recomputable; x is the same input again. Under `full`, forward is called instead where
+        the output is needed too."""
         return self.forward(x, p, ctx)[1] if saved is None else saved
 
     def cache_shapes(self, batch_size: int, capacity: int) -> dict[str, tuple[int, ...]]:
         return {}
 
-    def attention_flops(self, seq_len: int) -> int:
+    def extra_flops(self, seq_len: int) -> int:
         return 0
 
 
@@ -148,10 +160,10 @@ _KINDS: dict[str, type[Sublayer]] = {}
 def register_sublayer(cls: type[Sublayer]) -> type[Sublayer]:
     """Class decorator: makes the kind available to ModelConfig.blocks."""
     known = _KINDS.get(cls.kind)
-    if known is not None and known.__qualname__ != cls.__qualname__:
+    if known is not None and inspect.getsourcefile(known) != inspect.getsourcefile(cls):
         raise ConfigError(f"sublayer kind {cls.kind!r} is already registered by {known.__module__}; choose another name")
-    if not cls.kind.isidentifier() or set(cls.settings) & set(cls.options):
-        raise ConfigError(f"sublayer kind {cls.kind!r}: the name must be an identifier, and options differ from settings")
+    if not cls.kind.isidentifier() or set(cls.overridable) & set(cls.options):
+        raise ConfigError(f"sublayer kind {cls.kind!r}: the name must be an identifier, and no option a field of ModelConfig")
     _KINDS[cls.kind] = cls
     return cls
 

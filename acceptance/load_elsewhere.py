@@ -123,8 +123,9 @@ def check_commands(claims: Claims, folder: Path, run: RunDir, other: RunDir) -> 
     claims.check(
         "`export --to hf` of it: model.safetensors", bound=hashes[0][:16], measured=hashes[1][:16], ok=hashes[0] == hashes[1]
     )
-    settings = ["--device", "cpu", "--dtype", "float64", "--ops", "reference", "--threads", 1]
     for name, words in {"generate": PROMPT, "eval": ["--json"], "export": ["--to", "hf", "--out", folder / "hf-2"]}.items():
+        dtype = "bfloat16" if name == "export" else "float64"  # of export it is the file's
+        settings = ["--device", "cpu", "--dtype", dtype, "--ops", "reference", "--threads", 1]
         done = tapeless(name, other.path, *words, *settings)
         claims.check(f"`{name} {' '.join(map(str, settings))}`", bound="exit status 0", measured=done.code, ok=done.code == 0)
     for name in ("generate", "eval", "export", "lm-eval"):

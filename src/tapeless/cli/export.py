@@ -47,12 +47,11 @@ def run(args: argparse.Namespace) -> int:
     from tapeless.interop.hf_export import export_hugging_face
     from tapeless.training.imported import generation_of
     from tapeless.training.process import num_threads, usable_device
-    from tapeless.training.run_config import read_run_config
     from tapeless.training.run_dir import RunDir
-    from tapeless.training.runs import load_weights, select_weights
+    from tapeless.training.runs import load_weights, select_weights, usable_config
 
     run = RunDir.open(args.run_dir)
-    config = read_run_config(run.config).model
+    config = usable_config(run).model
     family = family_of(config)
     assert isinstance(config, ModelConfig)
     tokenizer, generation = load_tokenizer(run.tokenizer), generation_of(run)

@@ -61,10 +61,10 @@ def checked_setting(args: argparse.Namespace) -> "Setting":
 
 def model_of(run: Path) -> AnyModelConfig:
     """The architecture that a run trains."""
-    from tapeless.training.run_config import read_run_config
     from tapeless.training.run_dir import RunDir
+    from tapeless.training.runs import usable_config
 
-    return read_run_config(RunDir.open(run).config).model
+    return usable_config(RunDir.open(run)).model
 
 
 def as_json(value: dict[str, Any]) -> str:

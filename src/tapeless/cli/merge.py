@@ -27,12 +27,11 @@ def run(args: argparse.Namespace) -> int:
     from tapeless.config import ModelConfig
     from tapeless.data.tokenizer import load_tokenizer
     from tapeless.training.imported import generation_of, write_run
-    from tapeless.training.run_config import read_run_config
     from tapeless.training.run_dir import RunDir
-    from tapeless.training.runs import load_weights
+    from tapeless.training.runs import load_weights, usable_config
 
     run = RunDir.open(args.run_dir)
-    config = read_run_config(run.config)
+    config = usable_config(run)
     if config.train.lora is None:
         raise ConfigError(f"{run.path} has no adapters: its checkpoints hold the model itself")
     assert isinstance(config.model, ModelConfig)

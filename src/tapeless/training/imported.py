@@ -18,6 +18,7 @@ from tapeless.data.tokenizer import Tokenizer, make_tokenizer
 from tapeless.errors import ConfigError, InputError
 from tapeless.interop.generation import FILE, Generation, read_generation
 from tapeless.interop.hf_import import ExternalModel, read_model
+from tapeless.plugins import required_plugins
 from tapeless.training.checkpoint import STATE_FIELDS, save_checkpoint
 from tapeless.training.run_config import RunConfig, read_run_config, write_run_config
 from tapeless.training.run_dir import RunDir, write_environment
@@ -53,7 +54,8 @@ def write_run(
         tokenizer.save(run.tokenizer)
         write_json(run.path / FILE, generation.settings())
         train = TrainConfig(tokenizer=str(run.tokenizer), seq_len=min(config.max_seq_len, LONGEST_WINDOW))
-        write_run_config(run.config, RunConfig(config, train, {"tokenizer_hash": tokenizer.fingerprint}))
+        facts = {"tokenizer_hash": tokenizer.fingerprint}
+        write_run_config(run.config, RunConfig(config, train, facts, required_plugins(config)))
         write_environment(run.env, argv)
         save_checkpoint(run.checkpoints, params, {}, _initial_state(train))
     except BaseException:  # also Ctrl-C: an incomplete directory would block the next attempt

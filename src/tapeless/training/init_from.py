@@ -21,7 +21,7 @@ from tapeless.training.checkpoint import checkpoints, restore
 from tapeless.training.imported import choose_tokenizer, requested_tokenizer
 from tapeless.training.run_config import RunConfig, read_run_config
 from tapeless.training.run_dir import RunDir
-from tapeless.training.runs import load_weights
+from tapeless.training.runs import load_weights, usable_config
 from tapeless.training.unused_options import refuse_unused
 
 CHANGEABLE = {"dropout", "z_loss", "label_smoothing"}
@@ -39,7 +39,7 @@ def resolve_recipe(recipe: Recipe, source: str) -> tuple[AnyModelConfig, TrainCo
     run = RunDir.open(train.init_from)
     if train.tokenizer != TrainConfig().tokenizer:
         raise ConfigError(f"init_from {run.path} has its own tokenizer: leave out tokenizer = {train.tokenizer!r}")
-    model = _changed(read_run_config(run.config).model, run.path, recipe.model)
+    model = _changed(usable_config(run).model, run.path, recipe.model)
     return model, replace(train, tokenizer=str(run.tokenizer))
 
 

@@ -121,8 +121,7 @@ def _inherit(other: RunDir, run: RunDir, *, adapters: bool) -> dict[str, str]:
 
 def resume_config(run: RunDir, overrides: Mapping[str, Any]) -> tuple[RunConfig, list[Change]]:
     """The run's configuration with `overrides` applied, and what they change; a change that is not allowed is an error."""
-    before = read_run_config(run.config)
-    require_plugins(before.plugins, run.path)
+    before = usable_config(run)
     if before.imported:
         raise ConfigError(
             f"{run.path} was imported and has no data to train on; start a run from it: "
@@ -139,6 +138,13 @@ def resume_config(run: RunDir, overrides: Mapping[str, Any]) -> tuple[RunConfig,
         old, new = (replace(c, data={**c.data, "source_sha256": x}) for c, x in zip((before, now), hashes, strict=True))
         check_resume(old, new, overrides.keys())
     return now, check_resume(before, now, overrides.keys())
+
+
+def usable_config(run: RunDir) -> RunConfig:
+    """The configuration of a run whose model is to be built; an error if one of its plugins is not loaded."""
+    config = read_run_config(run.config)
+    require_plugins(config.plugins, run.path)
+    return config
 
 
 def set_fields(train: TrainConfig) -> dict[str, Any]:
@@ -255,8 +261,7 @@ def load(
     """The model of a run, with the weights of `latest`, of `best`, or of the step that `which` names: as trained, or their
     moving average (`ema`). The settings are those of inference_model(), never those the run was trained with."""
     run = RunDir.open(path)
-    config = read_run_config(run.config)
-    require_plugins(config.plugins, run.path)
+    config = usable_config(run)
     for warning in changed_plugins(config.model, config.plugins, run.path):
         on_warning(warning)
     checkpoint = load_weights(run, which=which, fallback=fallback, on_warning=on_warning)

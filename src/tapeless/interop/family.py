@@ -12,7 +12,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from tapeless.config import ModelConfig, checked
+from tapeless.config import DEFAULT_BLOCKS, ModelConfig, checked
 from tapeless.errors import ConfigError, InputError
 from tapeless.model.params import ParamSpec
 from tapeless.model.transformer import transformer_specs
@@ -22,7 +22,7 @@ SAME_ACTIVATION = {"swish": "silu", "gelu_pytorch_tanh": "gelu_new", "gelu_new":
 MAX_LISTED = 5  # tensors listed in an error
 
 # Fields of ModelConfig on which all families agree, to be included in their `fixed`.
-COMMON: dict[str, Any] = {"norm_placement": "pre", "logit_softcap": 0.0}
+COMMON: dict[str, Any] = {"blocks": DEFAULT_BLOCKS, "norm_placement": "pre", "logit_softcap": 0.0}
 # GGUF metadata (without the architecture's prefix) that every architecture has -> field of ModelConfig.
 GGUF_COMMON = {
     "context_length": "max_seq_len",
@@ -223,11 +223,6 @@ class Family:
 
 def param_specs(config: ModelConfig) -> dict[str, ParamSpec]:
     return {spec.name: spec for spec in transformer_specs(config)}
-
-
-def sublayer_of(param: str) -> str | None:
-    """blocks.3.attn.wq and blocks.3.attn_norm.w belong to attn; embed.w to no sublayer."""
-    return param.split(".")[2].removesuffix("_norm") if param.startswith("blocks.") else None
 
 
 def interleave(w: Tensor, num_heads: int) -> Tensor:  # (H*D, ...) both

@@ -35,7 +35,7 @@ def parquet_texts(path: Path, field: str) -> Iterator[str]:
 
     try:
         with parquet.ParquetFile(path) as file:
-            check_column(path, field, file.schema_arrow)
+            _check_column(path, field, file.schema_arrow.names)
             batches = file.iter_batches(batch_size=ROWS, columns=[field])
             yield from _texts(path, field, batches)
     except (arrow.ArrowException, OSError) as error:
@@ -55,7 +55,7 @@ def _saved_texts(folder: Path, field: str) -> Iterator[str]:
         path = folder / Path(entry["filename"]).name  # the name alone: only a file next to state.json
         try:
             with arrow.memory_map(str(path)) as file, ipc.open_stream(file) as reader:
-                check_column(path, field, reader.schema)
+                _check_column(path, field, reader.schema.names)
                 yield from _texts(path, field, (batch.select([field]) for batch in reader))
         except (arrow.ArrowException, OSError) as error:
             raise NOT_WHOLE(path=path, form="Arrow", reason=str(error).splitlines()[0]) from None
@@ -68,15 +68,14 @@ def _named_texts(path: str, field: str) -> Iterator[str]:
         rows = datasets.load_dataset(name, split=split or "train")
     except Exception as error:  # the package's errors have no common kind
         raise DataError(f"{path}: the package `datasets` cannot load it: {str(error).splitlines()[0]}") from None
-    if field not in rows.column_names:
-        raise NO_COLUMN(path=path, field=field, got=", ".join(rows.column_names))
+    _check_column(path, field, rows.column_names)
     for number, row in enumerate(rows.select_columns([field])):
         yield _checked(path, field, number, row[field])
 
 
-def check_column(path: Path, field: str, schema: Any) -> None:
-    if field not in schema.names:
-        raise NO_COLUMN(path=path, field=field, got=", ".join(schema.names) or "none")
+def _check_column(path: Path | str, field: str, names: list[str]) -> None:
+    if field not in names:
+        raise NO_COLUMN(path=path, field=field, got=", ".join(names) or "none")
 
 
 def _texts(path: Path, field: str, batches: Iterable[Any]) -> Iterator[str]:

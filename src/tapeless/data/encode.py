@@ -77,24 +77,18 @@ def _by_processes(saved: Path, batches: Iterator[Batch], count: int) -> Iterator
         finally:
             idle.put(worker)
 
-    workers = [Worker(saved) for _ in range(count)]
-    try:
-        for worker in workers:
-            idle.put(worker)
-        with ThreadPoolExecutor(count) as threads:
-            waiting: deque[tuple[Batch, Future[list[np.ndarray]]]] = deque()
-            try:
-                for batch in itertools.chain(batches, [None] * 2 * count):  # the last ones drain the queue
-                    if batch is not None:
-                        waiting.append((batch, threads.submit(ask, batch)))
-                    if waiting and (batch is None or len(waiting) >= 2 * count):
-                        done, future = waiting.popleft()
-                        yield done, future.result()
-            finally:
-                threads.shutdown(cancel_futures=True)
-    finally:
-        for worker in workers:
-            worker.close()
+    with contextlib.ExitStack() as stack:
+        for _ in range(count):
+            idle.put(stack.enter_context(contextlib.closing(Worker(saved))))
+        threads = ThreadPoolExecutor(count)
+        stack.callback(threads.shutdown, cancel_futures=True)  # before the workers are closed
+        waiting: deque[tuple[Batch, Future[list[np.ndarray]]]] = deque()
+        for batch in itertools.chain(batches, [None] * 2 * count):  # the last ones drain the queue
+            if batch is not None:
+                waiting.append((batch, threads.submit(ask, batch)))
+            if waiting and (batch is None or len(waiting) >= 2 * count):
+                done, future = waiting.popleft()
+                yield done, future.result()
 
 
 class Worker:

@@ -6,7 +6,8 @@ config.json has the keys of transformers 5 and of 4. The directory is written un
 Tested by: tests/interop/test_hf_export.py."""
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -69,21 +70,33 @@ def cast(tensors: Mapping[str, Tensor], dtype: str) -> dict[str, Tensor]:
 def write_directory(
     folder: Path, tensors: Mapping[str, Tensor], dtype: str, shard_bytes: int, descriptions: Mapping[str, Any]
 ) -> list[str]:
-    if folder.exists():
-        raise ConfigError(f"{folder} already exists; choose another --out")
-    temporary = folder.with_name(f".tmp-{folder.name}")
-    shutil.rmtree(temporary, ignore_errors=True)
-    try:
-        temporary.mkdir(parents=True)
+    with new_path(folder) as temporary:
+        temporary.mkdir()
         files = _write_shards(temporary, cast(tensors, dtype), shard_bytes)
         for name, content in descriptions.items():
             write_json(temporary / name, content)
-        temporary.rename(folder)
-    except OSError as error:
-        raise ConfigError(f"cannot write {folder}: {error.strerror or error}") from None
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
     return [f"the weights are in {files} files"] if files > 1 else []
+
+
+@contextmanager
+def new_path(path: Path) -> Iterator[Path]:
+    """A temporary path for a file or directory, which is renamed to `path` at the end, or removed after a failure."""
+    if path.exists():
+        raise ConfigError(f"{path} already exists; choose another --out")
+    temporary = path.with_name(f".tmp-{path.name}")
+    _remove(temporary)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield temporary
+        temporary.rename(path)
+    except OSError as error:
+        raise ConfigError(f"cannot write {path}: {error.strerror or error}") from None
+    finally:
+        _remove(temporary)
+
+
+def _remove(path: Path) -> None:
+    shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
 
 
 def _write_shards(folder: Path, tensors: Mapping[str, Tensor], shard_bytes: int) -> int:

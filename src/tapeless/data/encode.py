@@ -96,27 +96,23 @@ class Worker:
 
     def __init__(self, saved: Path):
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "TOKENIZERS_PARALLELISM": "false"}
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "tapeless.data.encode", str(saved)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env=environment,
-        )
+        command, pipe = [sys.executable, "-m", "tapeless.data.encode", str(saved)], subprocess.PIPE
+        self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, env=environment)
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._requests, self._replies = self._process.stdin, self._process.stdout
 
     def ask(self, texts: list[str]) -> list[np.ndarray]:  # (n,) int64 each
-        to, back = self._process.stdin, self._process.stdout
-        assert to is not None
-        assert back is not None
         try:
-            to.write(packed(texts))
-            to.flush()
+            self._requests.write(packed(texts))
+            self._requests.flush()
         except BrokenPipeError:
             raise self._ended() from None
-        header = back.read(REPLY.size)
+        header = self._replies.read(REPLY.size)
         if len(header) < REPLY.size:
             raise self._ended()
         failed, size = REPLY.unpack(header)
-        reply = back.read(size)
+        reply = self._replies.read(size)
         if failed:
             raise DataError(reply.decode())
         counts, ids = np.split(np.frombuffer(reply, "<u4").astype(np.int64), [len(texts)])
@@ -126,11 +122,9 @@ class Worker:
         return TapelessError(f"a tokenizing process ended unexpectedly with status {self._process.wait()}; try --processes 1")
 
     def close(self) -> None:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdout.close()
+        self._replies.close()
         with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.close()
+            self._requests.close()
         self._process.wait()
 
 

@@ -320,7 +320,7 @@ def open_prepared(folder: Path, *, full: bool = False) -> Dataset:
     if found != dataset.fingerprint:
         raise DataError(
             f"{folder}: the data changed since the run began: fingerprint {found[:12]}, expected {dataset.fingerprint[:12]}; "
-            "restore train.bin, val.bin and tokenizer.json, or begin a new run"
+            "restore train.bin, val.bin and tokenizer.json, or start a new run"
         )
     return dataset
 
@@ -408,10 +408,9 @@ def _require_vocabulary(tokenizer: Tokenizer, vocab_size: int | None) -> None:
 
 def _data_files(folder: Path) -> list[str]:
     """All files of a data set but data.json. Older runs have no *.starts.npy."""
-    starts = [f"{part}.starts.npy" for part in PARTS if (folder / f"{part}.starts.npy").is_file()]
-    roles = [f"{part}.roles.bin" for part in PARTS if (folder / f"{part}.roles.bin").is_file()]
     tokens = [file.name for part in PARTS for file in part_files(folder, part)]
-    return ["tokenizer.json", *tokens, *starts, *roles]
+    optional = [f"{part}.{kind}" for kind in ("starts.npy", "roles.bin") for part in PARTS]
+    return ["tokenizer.json", *tokens, *(name for name in optional if (folder / name).is_file())]
 
 
 def _open_files(folder: Path, tokenizer_hash: str | None, *, external: bool) -> Maps:

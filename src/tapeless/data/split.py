@@ -3,9 +3,9 @@
 A first pass over a source indexes its documents: 41 bytes each (hash, length, blank or not), never the text. A second pass
 yields the text of both parts; a document whose length differs by then is an error.
 One document: the last tenth of its characters is held out. Several: whole documents, in the order of their content's hash, are
-held out as long as they fit into a tenth of all characters; if none fits, the shortest. So names and order of files do not
+held out if they still fit into a tenth of all characters; if none fits, the shortest. So names and order of files do not
 matter, copies of a text are always in the same part, and the validation part is never empty and never everything.
-If the validation text has a source of its own, documents that are also in the training text, and copies, are dropped from it.
+If the validation text is a separate source, documents that are also in the training text, and copies, are dropped from it.
 Tested by: tests/data/test_split.py."""
 
 import hashlib

@@ -44,7 +44,7 @@ UNSUPPORTED = {
 
 
 class Row(NamedTuple):
-    """One tensor of theirs. {i} is the layer; a row with {w} stands for the weight and for the bias ({weight} in their names).
+    """One tensor of theirs. {i} is the layer; a row with {w} is both the weight and the bias ({weight} in their names).
     Rows whose parameters a model does not have (biases, an untied head) are skipped."""
 
     params: tuple[str, ...]  # ours; several are stacked along the first axis

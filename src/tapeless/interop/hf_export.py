@@ -7,7 +7,7 @@ Tested by: tests/interop/test_hf_export.py."""
 
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +49,12 @@ def export_hugging_face(
         notes.append(f"the vocabulary has {len(unused)} ids without a token; {GENERATION} prevents sampling them")
     tensors = family.to_hf(full, zero_filled(full, params))
     descriptions = _descriptions(family, full, tokenizer, generation, dtype, unused)
-    return notes + write_directory(folder, tensors, dtype, shard_bytes, descriptions)
+    with new_path(folder) as temporary:
+        temporary.mkdir()
+        num_files = _write_shards(temporary, cast(tensors, dtype), shard_bytes)
+        for name, content in descriptions.items():
+            write_json(temporary / name, content)
+    return [*notes, f"the weights are in {num_files} files"] if num_files > 1 else notes
 
 
 def zero_filled(config: ModelConfig, params: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -65,17 +70,6 @@ def cast(tensors: Mapping[str, Tensor], dtype: str) -> dict[str, Tensor]:
         if not torch.isfinite(x).all():
             raise InputError(f"{name} has values that are not finite in {dtype}; bfloat16 and float32 have a larger range")
     return result
-
-
-def write_directory(
-    folder: Path, tensors: Mapping[str, Tensor], dtype: str, shard_bytes: int, descriptions: Mapping[str, Any]
-) -> list[str]:
-    with new_path(folder) as temporary:
-        temporary.mkdir()
-        files = _write_shards(temporary, cast(tensors, dtype), shard_bytes)
-        for name, content in descriptions.items():
-            write_json(temporary / name, content)
-    return [f"the weights are in {files} files"] if files > 1 else []
 
 
 @contextmanager
@@ -96,7 +90,8 @@ def new_path(path: Path) -> Iterator[Path]:
 
 
 def _remove(path: Path) -> None:
-    shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+    with suppress(OSError):
+        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
 
 
 def _write_shards(folder: Path, tensors: Mapping[str, Tensor], shard_bytes: int) -> int:

@@ -49,10 +49,8 @@ class Entry(NamedTuple):
         tensor = content.view(DTYPES[self.dtype]).view(self.shape).to(torch.float32)
         bad = (~torch.isfinite(tensor)).nonzero()
         if len(bad):
-            count, where = f"{len(bad):,}", bad[0].tolist()
-            raise UntrustedFileError(
-                f"{path}: {self.name} {self.shape} has {count} values that are not finite, the first at {where}"
-            )
+            found = f"{len(bad):,} values that are not finite, the first at {bad[0].tolist()}"
+            raise UntrustedFileError(f"{path}: {self.name} {self.shape} has {found}")
         return tensor
 
 

@@ -37,7 +37,7 @@ def parquet_texts(path: Path, field: str) -> Iterator[str]:
         with parquet.ParquetFile(path) as file:
             _check_column(path, field, file.schema_arrow.names)
             batches = file.iter_batches(batch_size=ROWS, columns=[field])
-            yield from _texts(path, field, batches)
+            yield from _texts(path, field, (value for batch in batches for value in batch.column(0).to_pylist()))
     except (arrow.ArrowException, OSError) as error:
         raise NOT_WHOLE(path=path, form="Parquet", reason=str(error).splitlines()[0]) from None
 
@@ -56,7 +56,7 @@ def _saved_texts(folder: Path, field: str) -> Iterator[str]:
         try:
             with arrow.memory_map(str(path)) as file, ipc.open_stream(file) as reader:
                 _check_column(path, field, reader.schema.names)
-                yield from _texts(path, field, (batch.select([field]) for batch in reader))
+                yield from _texts(path, field, (value for batch in reader for value in batch.column(field).to_pylist()))
         except (arrow.ArrowException, OSError) as error:
             raise NOT_WHOLE(path=path, form="Arrow", reason=str(error).splitlines()[0]) from None
 
@@ -69,8 +69,7 @@ def _named_texts(path: str, field: str) -> Iterator[str]:
     except Exception as error:  # the package's errors have no common kind
         raise DataError(f"{path}: the package `datasets` cannot load it: {str(error).splitlines()[0]}") from None
     _check_column(path, field, rows.column_names)
-    for number, row in enumerate(rows.select_columns([field])):
-        yield _checked(path, field, number, row[field])
+    yield from _texts(path, field, (row[field] for row in rows.select_columns([field])))
 
 
 def _check_column(path: Path | str, field: str, names: list[str]) -> None:
@@ -78,14 +77,9 @@ def _check_column(path: Path | str, field: str, names: list[str]) -> None:
         raise NO_COLUMN(path=path, field=field, got=", ".join(names) or "none")
 
 
-def _texts(path: Path, field: str, batches: Iterable[Any]) -> Iterator[str]:
-    values = (value for batch in batches for value in batch.column(0).to_pylist())
+def _texts(path: Path | str, field: str, values: Iterable[Any]) -> Iterator[str]:
     for number, value in enumerate(values):
-        yield _checked(path, field, number, value)
-
-
-def _checked(path: Path | str, field: str, number: int, value: Any) -> str:
-    if not isinstance(value, str):
-        got = "nothing" if value is None else type(value).__name__
-        raise BAD_RECORD(path=path, line=f"row {number}", field=field, got=got)
-    return value
+        if not isinstance(value, str):
+            got = "nothing" if value is None else type(value).__name__
+            raise BAD_RECORD(path=path, line=f"row {number}", field=field, got=got)
+        yield value

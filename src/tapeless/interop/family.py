@@ -17,6 +17,7 @@ from tapeless.errors import ConfigError, InputError
 from tapeless.model.params import ParamSpec
 from tapeless.model.transformer import transformer_specs
 
+Settings = Mapping[str, Any]  # of a config.json by key, or of a ModelConfig by field
 REQUIRED = object()  # a config.json key without a default
 SAME_ACTIVATION = {"swish": "silu", "gelu_pytorch_tanh": "gelu_new", "gelu_new": "gelu_pytorch_tanh"}  # alternative names
 MAX_LISTED = 5  # tensors listed in an error
@@ -109,7 +110,7 @@ class Family:
         settings |= {key: values[0] for key, values in self.neutral.items()}
         return {**settings, self.activation_key: self.activations[config.ffn]}
 
-    def read_settings(self, settings: Mapping[str, Any], where: str) -> tuple[ModelConfig, list[str]]:
+    def read_settings(self, settings: Settings, where: str) -> tuple[ModelConfig, list[str]]:
         """The model that a config.json describes, and notes; an error if it asks for anything that our models are not."""
         values: dict[str, Any] = {}
         for key, reason in UNSUPPORTED.items():
@@ -132,13 +133,11 @@ class Family:
             raise InputError(f"{where}: not a valid {self.name}: {'; '.join(found)}")
         return config, notes
 
-    def read_special(
-        self, settings: Mapping[str, Any], values: Mapping[str, Any], where: str
-    ) -> tuple[dict[str, Any], list[str]]:
+    def read_special(self, settings: Settings, values: Settings, where: str) -> tuple[dict[str, Any], list[str]]:
         """Fields of ModelConfig that `keys` cannot express, and notes. values: the fields read so far, not yet validated."""
         return {}, []
 
-    def _read_activation(self, settings: Mapping[str, Any], where: str) -> str:
+    def _read_activation(self, settings: Settings, where: str) -> str:
         ours = {theirs: ffn for ffn, theirs in self.activations.items()}
         theirs = settings.get(self.activation_key, next(iter(ours)))
         if isinstance(theirs, str):

@@ -167,13 +167,10 @@ class _Request(NamedTuple):
     new_tokens: int
     sampling: Sampling
 
-    def key(self) -> tuple[Any, ...]:
-        """Equal for requests that may share a batch."""
-        return len(self.prompt), tuple(self.until), self.new_tokens, self.sampling
-
 
 def _batches(requests: list[_Request], size: int) -> Batches:
     groups: dict[Any, list[int]] = {}
-    for i, one in enumerate(requests):
-        groups.setdefault(one.key() if one.sampling.temperature == 0 else i, []).append(i)
+    for i, (prompt, until, new_tokens, sampling) in enumerate(requests):
+        key = (len(prompt), tuple(until), new_tokens, sampling)  # equal for requests that may share a batch
+        groups.setdefault(key if sampling.temperature == 0 else i, []).append(i)
     return [group[i : i + size] for group in groups.values() for i in range(0, len(group), size)]

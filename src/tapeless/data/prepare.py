@@ -414,12 +414,8 @@ def _data_files(folder: Path) -> list[str]:
 
 
 def _open_files(folder: Path, tokenizer_hash: str | None, *, external: bool) -> Maps:
-    def opened(path: Path) -> np.memmap | None:
-        if path.suffix == ".npy":
-            return None
-        return open_external(path) if external else open_tokens(path, tokenizer_hash)
-
-    return {name: opened(folder / name) for name in _data_files(folder)[1:]}
+    names, open_file = _data_files(folder)[1:], open_external if external else partial(open_tokens, fingerprint=tokenizer_hash)
+    return {name: None if name.endswith(".npy") else open_file(folder / name) for name in names}
 
 
 def _states(folder: Path, maps: Maps, recorded: Any) -> States:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from tapeless.config import ModelConfig
 from tapeless.data.tokenizer import Tokenizer, tokenizer_of
-from tapeless.errors import PICKLE, InputError, TapelessError, UntrustedFileError
+from tapeless.errors import PICKLE, InputError, UntrustedFileError
 from tapeless.interop.families import family_named
 from tapeless.interop.family import Family
 from tapeless.interop.generation import FILE as GENERATION
@@ -75,7 +75,11 @@ def _open_files(folder: Path, opened: ExitStack) -> dict[str, Entry]:
     if exists(folder, WEIGHTS):
         return _open(folder, WEIGHTS, opened)
     if not exists(folder, INDEX):
-        raise _no_weights(folder)
+        pickles = sorted(path.name for path in folder.iterdir() if path.name.lower().endswith(PICKLES))
+        if pickles:
+            expected = "safetensors: if you trust it, load it with transformers and call save_pretrained"
+            raise PICKLE(path=f"{folder}, {pickles[0]!r:.120}", expected=expected)
+        raise UntrustedFileError(f"{folder}: no weights; expected {WEIGHTS}, or {INDEX} and its files")
     weight_map = read_json(folder, INDEX, LIMITS[INDEX]).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise UntrustedFileError(f"{folder / INDEX}: expected a weight_map from tensors to files, got {weight_map!r:.80}")
@@ -99,14 +103,6 @@ def _open(folder: Path, name: str, opened: ExitStack) -> dict[str, Entry]:
     file = TensorFile(folder, name)
     opened.callback(file.close)
     return file.entries
-
-
-def _no_weights(folder: Path) -> TapelessError:
-    pickles = sorted(path.name for path in folder.iterdir() if path.name.lower().endswith(PICKLES))
-    if pickles:
-        expected = "safetensors: if you trust it, load it with transformers and call save_pretrained"
-        return PICKLE(path=f"{folder}, {pickles[0]!r:.120}", expected=expected)
-    return UntrustedFileError(f"{folder}: no weights; expected {WEIGHTS}, or {INDEX} and its files")
 
 
 def _check_tensors(family: Family, config: ModelConfig, entries: dict[str, Entry], notes: list[str]) -> dict[str, Entry]:

@@ -28,7 +28,7 @@ STATED = {"forward": "10-20", "backward": "15-25", "step": "25-45"}  # milliseco
 
 def write_text(folder: Path) -> tuple[Path, Path]:
     """A tokenizer of 611 ids for the library's English, and a piece of that English whose first nine tenths are TOKENS long."""
-    english = "\n".join(document.text for document in stdlib_docs())
+    english = "\n".join(stdlib_docs().values())
     tokenizer = train_bpe([english[:500_000]], V)
     tokenizer.save(folder / "tokenizer.json")
     piece = tokenizer.decode(tokenizer.encode(english[100_000:120_000])[:TOKENS])

@@ -37,7 +37,7 @@ def milliseconds(preset: str) -> dict[str, float]:
     model_config = load_preset(preset)
     assert isinstance(model_config, ModelConfig)
     tokens = np.random.default_rng(0).integers(model_config.vocab_size, size=100 * length)
-    data = Dataset(tokens, tokens, make_tokenizer("bytes", "", None), "", None, 1.0, "fixture", 1, None)
+    data = Dataset(tokens, tokens, make_tokenizer("bytes", "", None), "", 1.0, "fixture", 1)
     trainers = {
         kind: Trainer(build_model(model_config), TrainConfig(batch_size=rows, seq_len=length, **options), data)
         for kind, options in KINDS.items()

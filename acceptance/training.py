@@ -99,4 +99,4 @@ def library_text(size: int) -> str:
     """The beginning of this Python's own sources, so many characters."""
     from tapeless.data.corpora import stdlib
 
-    return "\n".join(document.text for document in stdlib())[:size]
+    return "\n".join(stdlib().values())[:size]

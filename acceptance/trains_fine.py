@@ -80,7 +80,7 @@ def train(setup: Setup, steps: int) -> tuple[list[float], Tensor]:
     is_transformer = isinstance(case.config, ModelConfig)
     model_config = dataclasses.replace(case.config, **SIZES, **(HEADS if is_transformer else {}))
     config = TrainConfig(batch_size=B, grad_accum=CUT, seq_len=T, max_steps=STEPS, **setup.options)
-    data = Dataset(text(), text(), make_tokenizer("bytes", "", None), "", None, 1.0, "standard library", 1, None)
+    data = Dataset(text(), text(), make_tokenizer("bytes", "", None), "", 1.0, "standard library", 1)
 
     def trainer(folder: str) -> Any:
         policy = {"recompute": case.recompute} if is_transformer else {}

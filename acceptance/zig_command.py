@@ -43,7 +43,7 @@ with scratch() as folder:
     )
 
 tokens = np.array(SEQUENCE, np.uint16)
-data = Dataset(tokens, tokens, ByteTokenizer(), "", None, 1.0, "one sequence", 1, None)
+data = Dataset(tokens, tokens, ByteTokenizer(), "", 1.0, "one sequence", 1)
 model = build_model(ModelConfig(hidden_dim=32, num_layers=2, num_heads=2, intermediate_dim=64, max_seq_len=16))
 trainer = Trainer(model, TrainConfig(batch_size=1, max_steps=200, lr=3e-3, weight_decay=0.0), data)
 curve = [trainer.step(*trainer.next_batch()).loss for _ in range(trainer.total_steps)]

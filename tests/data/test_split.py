@@ -14,12 +14,10 @@ from tapeless.data.split import (
     DocumentSource,
     Selection,
     all_documents,
-    cut_of,
     held_out,
     index_documents,
     num_copies,
     split_source,
-    unseen,
     unseen_documents,
 )
 from tapeless.errors import DataError
@@ -82,7 +80,6 @@ def test_few_documents_leave_neither_part_empty(sizes: tuple[int, ...]):
 def test_one_text_is_to_be_cut():
     assert held_out(digests(["one"]), np.array([3])) is None
     assert held_out(digests(["one", "one"]), np.array([3, 3])) is None
-    assert cut_of(1005) == 904
 
 
 def test_copies_are_counted():
@@ -91,8 +88,9 @@ def test_copies_are_counted():
 
 
 def test_what_is_trained_on_is_not_validated_on():
-    fresh = unseen(digests(["a", "new", "b", "new", "c"]), digests(["b", "x", "a", "a"]))
+    fresh, dropped = unseen_documents(index_of(source("b", "x", "a", "a")), index_of(source("a", "new", "b", "new", "c")))
     assert fresh.tolist() == [False, True, False, False, True]
+    assert dropped == 3
 
 
 def source(*texts: str) -> DocumentSource:

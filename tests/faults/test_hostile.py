@@ -206,7 +206,7 @@ def test_a_trusting_reader_would_fail(bases: list[Path], tmp_path: Path, monkeyp
 
     def trusting(self: TensorFile, name: str, value: Any, data: int) -> Entry:
         start, end = value["data_offsets"]
-        return Entry(value["dtype"], tuple(value["shape"]), data + start, data + end)
+        return Entry(self, name, value["dtype"], tuple(value["shape"]), data + start, data + end)
 
     monkeypatch.setattr("tapeless.interop.family.Family.check_shapes", lambda *_: None)
     monkeypatch.setattr(TensorFile, "_check_tiling", lambda *_: None)

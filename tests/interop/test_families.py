@@ -1,5 +1,7 @@
 """The registry: which models a family expresses, and config.json in both directions."""
 
+import re
+
 import pytest
 from interop_fixtures import CASES, config_of
 
@@ -42,6 +44,7 @@ def test_each_fixed_field_is_one_reason():
         "qk_norm": {False: True, True: False},
         "ffn_bias": {False: True},
     }
+    other["blocks"] = {"attn+ffn": "attn+ffn/ffn"}
     for case in ("llama", "qwen3", "gpt2"):
         family, choices = FAMILIES[CASES[case][0]], CASES[case][1]
         for field, value in family.fixed.items():
@@ -55,11 +58,15 @@ def test_settings_that_matter_in_training_only():
     assert len(FAMILIES["GPT2LMHeadModel"].training_notes(config)) == 1
 
 
-def test_other_sublayers_are_refused_by_name(monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("blocks", ["shift+ffn", "attn(num_kv_heads=1)+ffn/attn+ffn"])
+def test_other_sublayers_and_settings_of_single_layers_are_refused(blocks: str):
+    with pytest.raises(ConfigError, match=re.escape(f"LlamaForCausalLM, but there blocks must be 'attn+ffn', got {blocks!r}")):
+        family_of(ModelConfig(blocks=blocks))
+
+
+def test_a_parameter_without_a_tensor_is_refused_by_name(monkeypatch: pytest.MonkeyPatch):
     config, shift = config_of("llama"), ParamSpec("blocks.1.shift.w_gate", (24,), "zeros", False, None)
     monkeypatch.setattr(family, "transformer_specs", lambda config: [*transformer_specs(config), shift])
-    with pytest.raises(ConfigError, match="no Hugging Face family expresses the sublayer 'shift'"):
-        family_of(config)
     with pytest.raises(ConfigError, match=r"LlamaForCausalLM has no tensor for the parameter blocks\.1\.shift\.w_gate"):
         FAMILIES["LlamaForCausalLM"].shapes(config)
 

@@ -29,8 +29,8 @@ def test_values_come_back_as_float32(tmp_path: Path):
     save_file({"a": A, "b": B, "c": A.double(), "d": A.half()}, tmp_path / "x.safetensors", {"format": "pt"})
     file = TensorFile(tmp_path, "x.safetensors")
     assert {name: e.shape for name, e in file.entries.items()} == {"a": (2, 3), "b": (2,), "c": (2, 3), "d": (2, 3)}
-    assert all(file.read(name).equal(A) for name in "acd")
-    assert file.read("b").equal(B.float())
+    assert all(file.entries[name].read().equal(A) for name in "acd")
+    assert file.entries["b"].read().equal(B.float())
     file.close()
 
 
@@ -42,7 +42,7 @@ def test_a_tensor_on_an_odd_byte(tmp_path: Path):
         B.view(torch.uint8).numpy().tobytes()[:2] + b"\0\0\x80?",
     )
     file = TensorFile(tmp_path, "x.safetensors")
-    assert (file.read("a").item(), file.read("b").item()) == (1.5, 1.0)
+    assert (file.entries["a"].read().item(), file.entries["b"].read().item()) == (1.5, 1.0)
     file.close()
 
 
@@ -101,7 +101,7 @@ def test_nonfinite_values_are_reported_with_their_index(value: float, tmp_path: 
     save_file({"a": bad}, tmp_path / "x.safetensors")
     file = TensorFile(tmp_path, "x.safetensors")
     with pytest.raises(UntrustedFileError, match=r"a \(2, 3\) has 1 values that are not finite, the first at \[1, 2\]"):
-        file.read("a")
+        file.entries["a"].read()
     file.close()
 
 
@@ -109,7 +109,7 @@ def test_a_double_too_large_for_float32(tmp_path: Path):
     save_file({"a": torch.tensor([1e300], dtype=torch.float64)}, tmp_path / "x.safetensors")
     file = TensorFile(tmp_path, "x.safetensors")
     with pytest.raises(UntrustedFileError, match="not finite"):
-        file.read("a")
+        file.entries["a"].read()
     file.close()
 
 
@@ -117,5 +117,5 @@ def test_other_dtypes_are_refused_when_read(tmp_path: Path):
     save_file({"a": torch.ones(2, dtype=torch.int64)}, tmp_path / "x.safetensors")
     file = TensorFile(tmp_path, "x.safetensors")
     with pytest.raises(UntrustedFileError, match="a is 'I64'; weights must be one of F64, F32, F16, BF16"):
-        file.read("a")
+        file.entries["a"].read()
     file.close()

@@ -32,7 +32,7 @@ def test_symlinks_are_refused_even_within(tmp_path: Path):
     for name, target in (("inside.json", "real.json"), ("outside.json", "/etc/passwd"), ("nowhere.json", "gone")):
         (tmp_path / name).symlink_to(target)
         assert exists(tmp_path, name)
-        with pytest.raises(UntrustedFileError, match="is a symlink, which could point anywhere"):
+        with pytest.raises(UntrustedFileError, match=r"^[^:]* is a symlink, which could point anywhere"):
             open_plain(tmp_path, name)
 
 
@@ -41,7 +41,7 @@ def test_pipes_and_folders_are_refused_without_waiting(tmp_path: Path):
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "folder").mkdir()
     for name in ("pipe", "folder"):
-        with pytest.raises(UntrustedFileError, match="is not a regular file"):
+        with pytest.raises(UntrustedFileError, match=r"^[^:]* is not a regular file$"):
             open_plain(tmp_path, name)
 
 

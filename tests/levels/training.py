@@ -257,7 +257,7 @@ def make_trainer(recipe: Recipe, folder: Path) -> "Trainer":
     from tapeless.training.trainer import Trainer
 
     tokens = np.arange(10 * T) ** 2 % V
-    data = Dataset(tokens, tokens, make_tokenizer("bytes", "", None), "", None, 1.0, "fixture", 1, None)
+    data = Dataset(tokens, tokens, make_tokenizer("bytes", "", None), "", 1.0, "fixture", 1)
     model = build(CASES[recipe.case]._replace(on=recipe.on), recipe.dtype)
     return Trainer(model, recipe.config, data, run=RunDir(folder))
 

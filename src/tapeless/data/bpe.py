@@ -173,7 +173,7 @@ class WordCache(dict[str, bytes]):
 
 def train_bpe(texts: Iterable[str], vocab_size: int | None) -> BpeTokenizer:
     if vocab_size is None or vocab_size < 256:
-        raise DataError(f"bpe begins with the 256 bytes and adds merges up to vocab_size; set it above 256, got {vocab_size}")
+        raise DataError(f"bpe starts from the 256 bytes and adds merges up to vocab_size; set it above 256, got {vocab_size}")
     package = tokenizers_package()
     backend = package.Tokenizer(package.models.BPE())
     backend.pre_tokenizer = package.pre_tokenizers.ByteLevel(add_prefix_space=False)  # its pattern is GPT-2's

@@ -35,9 +35,9 @@ def parquet_texts(path: Path, field: str) -> Iterator[str]:
 
     try:
         with parquet.ParquetFile(path) as file:
-            check_column(path, field, file.schema_arrow)
+            _check_column(path, field, file.schema_arrow.names)
             batches = file.iter_batches(batch_size=ROWS, columns=[field])
-            yield from _texts(path, field, batches)
+            yield from _texts(path, field, (value for batch in batches for value in batch.column(0).to_pylist()))
     except (arrow.ArrowException, OSError) as error:
         raise NOT_WHOLE(path=path, form="Parquet", reason=str(error).splitlines()[0]) from None
 
@@ -55,8 +55,8 @@ def _saved_texts(folder: Path, field: str) -> Iterator[str]:
         path = folder / Path(entry["filename"]).name  # the name alone: only a file next to state.json
         try:
             with arrow.memory_map(str(path)) as file, ipc.open_stream(file) as reader:
-                check_column(path, field, reader.schema)
-                yield from _texts(path, field, (batch.select([field]) for batch in reader))
+                _check_column(path, field, reader.schema.names)
+                yield from _texts(path, field, (value for batch in reader for value in batch.column(field).to_pylist()))
         except (arrow.ArrowException, OSError) as error:
             raise NOT_WHOLE(path=path, form="Arrow", reason=str(error).splitlines()[0]) from None
 
@@ -68,25 +68,18 @@ def _named_texts(path: str, field: str) -> Iterator[str]:
         rows = datasets.load_dataset(name, split=split or "train")
     except Exception as error:  # the package's errors have no common kind
         raise DataError(f"{path}: the package `datasets` cannot load it: {str(error).splitlines()[0]}") from None
-    if field not in rows.column_names:
-        raise NO_COLUMN(path=path, field=field, got=", ".join(rows.column_names))
-    for number, row in enumerate(rows.select_columns([field])):
-        yield _checked(path, field, number, row[field])
+    _check_column(path, field, rows.column_names)
+    yield from _texts(path, field, (row[field] for row in rows.select_columns([field])))
 
 
-def check_column(path: Path, field: str, schema: Any) -> None:
-    if field not in schema.names:
-        raise NO_COLUMN(path=path, field=field, got=", ".join(schema.names) or "none")
+def _check_column(path: Path | str, field: str, names: list[str]) -> None:
+    if field not in names:
+        raise NO_COLUMN(path=path, field=field, got=", ".join(names) or "none")
 
 
-def _texts(path: Path, field: str, batches: Iterable[Any]) -> Iterator[str]:
-    values = (value for batch in batches for value in batch.column(0).to_pylist())
+def _texts(path: Path | str, field: str, values: Iterable[Any]) -> Iterator[str]:
     for number, value in enumerate(values):
-        yield _checked(path, field, number, value)
-
-
-def _checked(path: Path | str, field: str, number: int, value: Any) -> str:
-    if not isinstance(value, str):
-        got = "nothing" if value is None else type(value).__name__
-        raise BAD_RECORD(path=path, line=f"row {number}", field=field, got=got)
-    return value
+        if not isinstance(value, str):
+            got = "nothing" if value is None else type(value).__name__
+            raise BAD_RECORD(path=path, line=f"row {number}", field=field, got=got)
+        yield value

@@ -15,7 +15,6 @@ import tokenize
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 from tapeless.errors import DataError
 
@@ -26,30 +25,25 @@ SKIPPED_FOLDERS |= {"site-packages", "test", "tests", "tkinter", "turtledemo"}
 SKIPPED_FILES = ("_sysconfigdata", "python-config", "turtle")
 
 
-class Document(NamedTuple):
-    name: str
-    text: str
-
-
-def stdlib() -> list[Document]:
+def stdlib() -> dict[str, str]:  # path -> text
     root = Path(sysconfig.get_paths()["stdlib"])
-    documents, length = [], 0
+    documents, length = {}, 0
     for path in sorted(_paths(root), key=lambda path: hashlib.sha256(path.encode()).digest()):
         text = _source(root / path)
         if text.strip() and length + len(text) <= LIMIT:
             length += len(text)
-            documents.append(Document(path, text))
+            documents[path] = text
     if not documents:
         raise DataError(f"{root}: this Python has no library sources; give your own text with --dataset-path")
-    return sorted(documents)
+    return dict(sorted(documents.items()))
 
 
-def stdlib_docs() -> list[Document]:
-    documents = [Document(name, docstrings(text)) for name, text in stdlib()]
+def stdlib_docs() -> dict[str, str]:  # path -> text
+    documents = {path: docstrings(text) for path, text in stdlib().items()}
     topics = Path(sysconfig.get_paths()["stdlib"], TOPICS)
     if topics.is_file():
-        documents.append(Document(TOPICS, strings(_source(topics))))
-    return [document for document in documents if document.text.strip()]
+        documents[TOPICS] = strings(_source(topics))
+    return {path: text for path, text in documents.items() if text.strip()}
 
 
 def docstrings(source: str) -> str:

@@ -77,24 +77,18 @@ def _by_processes(saved: Path, batches: Iterator[Batch], count: int) -> Iterator
         finally:
             idle.put(worker)
 
-    workers = [Worker(saved) for _ in range(count)]
-    try:
-        for worker in workers:
-            idle.put(worker)
-        with ThreadPoolExecutor(count) as threads:
-            waiting: deque[tuple[Batch, Future[list[np.ndarray]]]] = deque()
-            try:
-                for batch in itertools.chain(batches, [None] * 2 * count):  # the last ones drain the queue
-                    if batch is not None:
-                        waiting.append((batch, threads.submit(ask, batch)))
-                    if waiting and (batch is None or len(waiting) >= 2 * count):
-                        done, future = waiting.popleft()
-                        yield done, future.result()
-            finally:
-                threads.shutdown(cancel_futures=True)
-    finally:
-        for worker in workers:
-            worker.close()
+    with contextlib.ExitStack() as stack:
+        for _ in range(count):
+            idle.put(stack.enter_context(contextlib.closing(Worker(saved))))
+        threads = ThreadPoolExecutor(count)
+        stack.callback(threads.shutdown, cancel_futures=True)  # before the workers are closed
+        waiting: deque[tuple[Batch, Future[list[np.ndarray]]]] = deque()
+        for batch in itertools.chain(batches, [None] * 2 * count):  # the last ones drain the queue
+            if batch is not None:
+                waiting.append((batch, threads.submit(ask, batch)))
+            if waiting and (batch is None or len(waiting) >= 2 * count):
+                done, future = waiting.popleft()
+                yield done, future.result()
 
 
 class Worker:
@@ -102,27 +96,23 @@ class Worker:
 
     def __init__(self, saved: Path):
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "TOKENIZERS_PARALLELISM": "false"}
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "tapeless.data.encode", str(saved)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env=environment,
-        )
+        command, pipe = [sys.executable, "-m", "tapeless.data.encode", str(saved)], subprocess.PIPE
+        self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, env=environment)
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._requests, self._replies = self._process.stdin, self._process.stdout
 
     def ask(self, texts: list[str]) -> list[np.ndarray]:  # (n,) int64 each
-        to, back = self._process.stdin, self._process.stdout
-        assert to is not None
-        assert back is not None
         try:
-            to.write(packed(texts))
-            to.flush()
+            self._requests.write(packed(texts))
+            self._requests.flush()
         except BrokenPipeError:
             raise self._ended() from None
-        header = back.read(REPLY.size)
+        header = self._replies.read(REPLY.size)
         if len(header) < REPLY.size:
             raise self._ended()
         failed, size = REPLY.unpack(header)
-        reply = back.read(size)
+        reply = self._replies.read(size)
         if failed:
             raise DataError(reply.decode())
         counts, ids = np.split(np.frombuffer(reply, "<u4").astype(np.int64), [len(texts)])
@@ -132,11 +122,9 @@ class Worker:
         return TapelessError(f"a tokenizing process ended unexpectedly with status {self._process.wait()}; try --processes 1")
 
     def close(self) -> None:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdout.close()
+        self._replies.close()
         with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.close()
+            self._requests.close()
         self._process.wait()
 
 

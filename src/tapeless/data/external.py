@@ -1,6 +1,6 @@
 """Token files of other programs: nanoGPT's (uint16, no header), llm.c's (256 int32: 20240520, 1, count; then uint16).
 
-A folder or a pattern has files for both parts, told apart by their names: train.bin and val.bin, or those of llm.c, which may
+A folder or a pattern has files for both parts, by their names: train.bin and val.bin, or those of llm.c, which may
 be many: fineweb_train_000001.bin, fineweb_train_000002.bin … are one sequence in the order of their names (ConcatTokens). They
 name no tokenizer, so one has to be given; nanoGPT's meta.pkl is a pickle, and nothing here ever unpickles.
 Tested by: tests/data/test_external.py."""

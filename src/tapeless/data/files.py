@@ -29,7 +29,8 @@ def atomic_write(path: Path) -> Iterator[IO[bytes]]:
                 os.fsync(file.fileno())
             os.replace(temporary, path)
         except BaseException:
-            remove_quietly(temporary)
+            with suppress(OSError):
+                temporary.unlink(missing_ok=True)
             raise
         sync_folder(path.parent)
 
@@ -50,12 +51,6 @@ def writing(path: Path, consequence: str = "") -> Iterator[None]:
 def reason(error: OSError) -> str:
     """`No space left on device`, without number and path."""
     return error.strerror or str(error)
-
-
-def remove_quietly(path: Path) -> None:
-    """Best effort, during the handling of another error."""
-    with suppress(OSError):
-        path.unlink(missing_ok=True)
 
 
 def unused(path: Path) -> Path:

@@ -110,13 +110,10 @@ def texts_of(examples: Iterable[Example]) -> Iterator[str]:
     return ("".join(segment.text for segment in example) for example in examples)
 
 
-class Written(NamedTuple):
-    counted_bytes: int
-    counted_tokens: int
-
-
-def write_examples(folder: Path, part: str, examples: Iterable[Example], tokenizer: Tokenizer, end: Sequence[int]) -> Written:
-    """The tokens of one part, and their roles."""
+def write_examples(
+    folder: Path, part: str, examples: Iterable[Example], tokenizer: Tokenizer, end: Sequence[int]
+) -> tuple[int, int]:
+    """Write the tokens of one part and their roles. Returns the bytes and the tokens that count in the loss."""
     ids: list[np.ndarray] = []
     roles: list[np.ndarray] = []
     counted = 0
@@ -133,4 +130,4 @@ def write_examples(folder: Path, part: str, examples: Iterable[Example], tokeniz
             roles.append(role)
     for name, chunks, size in ((part, ids, tokenizer.vocab_size), (f"{part}.roles", roles, ROLES)):
         write_tokens(folder / f"{name}.bin", chunks, vocab_size=size, fingerprint=tokenizer.fingerprint)
-    return Written(counted, sum(int((role & COUNTS).sum()) for role in roles))
+    return counted, sum(int((role & COUNTS).sum()) for role in roles)

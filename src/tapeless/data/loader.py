@@ -68,21 +68,25 @@ class Loader(_Epochs):
 
     def batch(self, first_sample: int) -> tuple[Tensor, ...]:  # tokens, targets, document_ids if masked (B, T) int64
         begins = np.array([self.start(first_sample + b) for b in range(self.batch_size)])
-        positions = begins[:, None] + np.arange(self.seq_len + 1)  # (B, T + 1)
-        windows = torch.from_numpy(self.tokens[positions].astype(np.int64))
-        tokens, targets = windows[:, :-1].contiguous(), windows[:, 1:].contiguous()
-        return (tokens, targets) if self.starts is None else (tokens, *mask_documents(targets, positions, self.starts))
+        return windows_at(self.tokens, begins, self.seq_len, self.starts)
 
 
-def mask_documents(
-    targets: Tensor,  # (N, T) int64
-    positions: np.ndarray,  # (N, T + 1): of the tokens and the last target
-    starts: np.ndarray,  # (d,) int64
-) -> tuple[Tensor, Tensor]:  # targets, document_ids (N, T) int64
-    """The number of each token's document, and the targets without those that belong to the next document."""
+def windows_at(
+    tokens: Tokens,  # (n,)
+    begins: np.ndarray,  # (N,)
+    seq_len: int,
+    starts: np.ndarray | None,  # (d,) int64: of documents, for document masking
+) -> tuple[Tensor, ...]:  # tokens, targets, document_ids if masked (N, T) int64
+    """A window that extends beyond the last token is padded with targets that no loss counts."""
+    positions = begins[:, None] + np.arange(seq_len + 1)  # (N, T + 1)
+    ids = tokens[np.minimum(positions, len(tokens) - 1)].astype(np.int64)
+    windows = torch.from_numpy(ids[:, :-1].copy())
+    targets = torch.from_numpy(np.where(positions[:, 1:] < len(tokens), ids[:, 1:], IGNORED))
+    if starts is None:
+        return windows, targets
     document_ids = torch.from_numpy(np.searchsorted(starts, positions, side="right"))  # (N, T + 1)
     same = document_ids[:, 1:] == document_ids[:, :-1]
-    return targets.masked_fill(~same, IGNORED), document_ids[:, :-1].contiguous()
+    return windows, targets.masked_fill(~same, IGNORED), document_ids[:, :-1].contiguous()
 
 
 class Examples:
@@ -173,16 +177,8 @@ def validation_windows(
     limit: int = 0,
     starts: np.ndarray | None = None,
 ) -> ValidationSet:
-    """Windows of stride T from the first token, so that all of them predict every token but the first once. The last one is
-    padded with targets that no loss counts."""
+    """Windows of stride T from the first token, so that all of them predict every token but the first once."""
     require_window(len(tokens), seq_len, "validation")
     plain = as_plain(tokens)
-
-    def rows(which: np.ndarray) -> tuple[Tensor, ...]:
-        positions = which[:, None] * seq_len + np.arange(seq_len + 1)  # (N, T + 1)
-        ids = plain[np.minimum(positions, len(plain) - 1)].astype(np.int64)
-        targets = torch.from_numpy(np.where(positions[:, 1:] < len(plain), ids[:, 1:], IGNORED))
-        windows = torch.from_numpy(ids[:, :-1].copy())
-        return (windows, targets) if starts is None else (windows, *mask_documents(targets, positions, starts))
-
-    return ValidationSet(rows, math.ceil((len(plain) - 1) / seq_len), seq_len, limit)
+    count = math.ceil((len(plain) - 1) / seq_len)
+    return ValidationSet(lambda which: windows_at(plain, which * seq_len, seq_len, starts), count, seq_len, limit)

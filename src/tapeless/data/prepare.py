@@ -12,7 +12,7 @@ import hashlib
 import json
 import tempfile
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
@@ -24,7 +24,7 @@ from tapeless.config import TrainConfig
 from tapeless.data import instructions, split
 from tapeless.data.baselines import Baselines, baselines, token_blocks
 from tapeless.data.chunks import document_chunks
-from tapeless.data.corpora import Document, stdlib, stdlib_docs
+from tapeless.data.corpora import stdlib, stdlib_docs
 from tapeless.data.encode import encode_chunks, usable_cores
 from tapeless.data.external import hash_of_files, open_external, part_files, token_files
 from tapeless.data.files import atomic_write, file_sha256, link, write_json, writing
@@ -59,16 +59,20 @@ class Dataset(NamedTuple):
     val: Tokens  # (m,)
     tokenizer: Tokenizer
     fingerprint: str
-    floor: float | None  # entropy rate of the source in nats per token, if it is known
     bytes_per_token: float  # of the validation part
     source: str  # description for people
     num_documents: int
-    true_source: TrueSource | None  # if every token is one symbol of a synthetic source
+    true_source: TrueSource | None = None  # if every token is one symbol of a synthetic source
     train_starts: np.ndarray | None = None  # (d,) int64: the first token of each document, if known
     val_starts: np.ndarray | None = None
     roles: tuple[np.ndarray, np.ndarray] | None = None  # of train and val, if these are examples (instructions.py)
     folder: Path | None = None  # whose data.json stores the baselines
     stored_baselines: Baselines | None = None
+
+    @property
+    def floor(self) -> float | None:
+        """The entropy rate of the source in nats per token, if it is known."""
+        return self.true_source.entropy_rate if self.true_source else None
 
     def baselines(self) -> Baselines:
         """Of the tokens that the loss counts. Computed once per data set and stored in its data.json if that is writable."""
@@ -113,11 +117,8 @@ def prepare(
     # Characters of all the data, since a character without an id could not even be evaluated; merges of the training part.
     every = config.tokenizer == "char"
     chunks = (chunk for selection in (selections if every else selections[:1]) for chunk in selection.chunks())
-    tokenizer = make_tokenizer(
-        config.tokenizer, (chunk.text for chunk in chunks if every or chunk.part == split.TRAIN), vocab_size
-    )
-    _require_vocabulary(tokenizer, vocab_size)
-    tokenizer.save(folder / "tokenizer.json")
+    texts = (chunk.text for chunk in chunks if every or chunk.part == split.TRAIN)
+    tokenizer = _new_tokenizer(config, texts, vocab_size, folder)
     counts, num_bytes = _write_parts(selections, tokenizer, folder, processes or usable_cores())
     for count, name in zip(counts, PARTS.values(), strict=True):
         require_window(count, config.seq_len or 1, name)
@@ -132,17 +133,15 @@ def _prepare_examples(config: TrainConfig, vocab_size: int | None, folder: Path,
         raise DataError(f"{config.dataset_path} holds instructions, of which a tenth is held out; leave out val_path")
     examples = instructions.read_examples(config.dataset_path)
     training, validation = instructions.split_examples(examples)
-    learned_from = instructions.texts_of(examples if config.tokenizer == "char" else training)
-    tokenizer = make_tokenizer(config.tokenizer, learned_from, vocab_size)
-    _require_vocabulary(tokenizer, vocab_size)
-    tokenizer.save(folder / "tokenizer.json")
+    texts = instructions.texts_of(examples if config.tokenizer == "char" else training)
+    tokenizer = _new_tokenizer(config, texts, vocab_size, folder)
     instructions.write_examples(folder, "train", training, tokenizer, end)
-    held_out = instructions.write_examples(folder, "val", validation, tokenizer, end)
+    num_bytes, num_tokens = instructions.write_examples(folder, "val", validation, tokenizer, end)
     record = {
         "source": f"{config.dataset_path}: {len(examples):,} examples of instructions",
         "source_sha256": instructions.hash_of_examples(examples),
         "num_documents": len(examples),
-        "bytes_per_token": held_out.counted_bytes / held_out.counted_tokens,
+        "bytes_per_token": num_bytes / num_tokens,
     }
     return _finish(folder, tokenizer, record)
 
@@ -193,10 +192,10 @@ def _source(config: TrainConfig) -> split.DocumentSource:
         return partial(read_chunks, config.dataset_path, config.text_field)
     if config.corpus in SOURCES:
         synthetic = SOURCES[config.corpus]()
-        documents = [Document(synthetic.name, synthetic.generate(synthetic.num_symbols).decode())]
+        texts = [synthetic.generate(synthetic.num_symbols).decode()]
     else:
-        documents = stdlib() if config.corpus == "stdlib" else stdlib_docs()
-    return lambda: (chunk for one in documents for chunk in document_chunks([one.text]))
+        texts = list((stdlib() if config.corpus == "stdlib" else stdlib_docs()).values())
+    return lambda: (chunk for text in texts for chunk in document_chunks([text]))
 
 
 def _write_parts(
@@ -254,10 +253,7 @@ def _reuse_tokens(path: Path, config: TrainConfig, vocab_size: int | None, folde
         pickled = (path / "meta.pkl").exists()  # so the ids are characters, by a table that is never read
         if config.tokenizer in ("char", "bpe") or (pickled and config.tokenizer == "bytes"):
             raise NO_TOKENIZER(path=path, pickle=", and meta.pkl is a pickle, which is never read" if pickled else "")
-        tokenizer = make_tokenizer(config.tokenizer, "", None)
-        _require_vocabulary(tokenizer, vocab_size)
-        tokenizer.save(folder / "tokenizer.json")
-        dataset = _finish_external(path, files, tokenizer, folder)
+        dataset = _finish_external(path, files, _new_tokenizer(config, (), vocab_size, folder), folder)
     for tokens, name in ((dataset.train, "training"), (dataset.val, "validation")):
         require_window(len(tokens), config.seq_len or 1, name)
     return dataset
@@ -304,14 +300,14 @@ def source_hashes(folder: Path, config: TrainConfig) -> tuple[str, str]:
         before = json.loads((folder / "data.json").read_text(encoding="utf-8"))["source_sha256"]
     except (OSError, ValueError, LookupError, TypeError, RecursionError):
         before = "unknown"  # open_prepared reports what is wrong with the file
-    path = Path(config.dataset_path or "")
-    if config.dataset_path and (path / "data.json").is_file():
-        return before, read_record(path)["source_sha256"]
-    files = token_files(path) if config.dataset_path else None
-    if config.dataset_path and not files and instructions.holds_examples(config.dataset_path, config.text_field):
-        return before, instructions.hash_of_examples(instructions.read_examples(config.dataset_path))
-    if files:
-        return before, hash_of_files({part: [file_sha256(file) for file in of_part] for part, of_part in files.items()})
+    if config.dataset_path is not None:
+        path = Path(config.dataset_path)
+        if (path / "data.json").is_file():
+            return before, read_record(path)["source_sha256"]
+        if files := token_files(path):
+            return before, hash_of_files({part: [file_sha256(file) for file in of_part] for part, of_part in files.items()})
+        if instructions.holds_examples(config.dataset_path, config.text_field):
+            return before, instructions.hash_of_examples(instructions.read_examples(config.dataset_path))
     return before, _select(config)[2]["source_sha256"]
 
 
@@ -324,7 +320,7 @@ def open_prepared(folder: Path, *, full: bool = False) -> Dataset:
     if found != dataset.fingerprint:
         raise DataError(
             f"{folder}: the data changed since the run began: fingerprint {found[:12]}, expected {dataset.fingerprint[:12]}; "
-            "restore train.bin, val.bin and tokenizer.json, or begin a new run"
+            "restore train.bin, val.bin and tokenizer.json, or start a new run"
         )
     return dataset
 
@@ -345,7 +341,7 @@ def _verified(
 def tokenizer_only(folder: Path) -> Dataset:
     """For a model that was not trained here."""
     tokenizer, nothing = load_tokenizer(folder / "tokenizer.json"), np.empty(0, np.uint16)
-    return Dataset(nothing, nothing, tokenizer, "", None, float("nan"), "no text: imported", 0, None)
+    return Dataset(nothing, nothing, tokenizer, "", float("nan"), "no text: imported", 0)
 
 
 def with_text(data: Dataset, path: str) -> Dataset:
@@ -367,7 +363,7 @@ def with_text(data: Dataset, path: str) -> Dataset:
         "num_documents": len(starts),
         "val_starts": starts,
     }
-    return data._replace(val=val, floor=None, true_source=None, roles=None, folder=None, stored_baselines=None, **about)
+    return data._replace(val=val, true_source=None, roles=None, folder=None, stored_baselines=None, **about)
 
 
 def read_record(folder: Path) -> dict[str, Any]:
@@ -395,6 +391,13 @@ def _update_record(folder: Path, changes: Mapping[str, Any]) -> None:
         write_json(folder / "data.json", {**read_record(folder), **changes})
 
 
+def _new_tokenizer(config: TrainConfig, texts: Iterable[str], vocab_size: int | None, folder: Path) -> Tokenizer:
+    tokenizer = make_tokenizer(config.tokenizer, texts, vocab_size)
+    _require_vocabulary(tokenizer, vocab_size)
+    tokenizer.save(folder / "tokenizer.json")
+    return tokenizer
+
+
 def _require_vocabulary(tokenizer: Tokenizer, vocab_size: int | None) -> None:
     if vocab_size is not None and vocab_size < tokenizer.vocab_size:
         raise DataError(
@@ -405,19 +408,14 @@ def _require_vocabulary(tokenizer: Tokenizer, vocab_size: int | None) -> None:
 
 def _data_files(folder: Path) -> list[str]:
     """All files of a data set but data.json. Older runs have no *.starts.npy."""
-    starts = [f"{part}.starts.npy" for part in PARTS if (folder / f"{part}.starts.npy").is_file()]
-    roles = [f"{part}.roles.bin" for part in PARTS if (folder / f"{part}.roles.bin").is_file()]
     tokens = [file.name for part in PARTS for file in part_files(folder, part)]
-    return ["tokenizer.json", *tokens, *starts, *roles]
+    optional = [f"{part}.{kind}" for kind in ("starts.npy", "roles.bin") for part in PARTS]
+    return ["tokenizer.json", *tokens, *(name for name in optional if (folder / name).is_file())]
 
 
 def _open_files(folder: Path, tokenizer_hash: str | None, *, external: bool) -> Maps:
-    def opened(path: Path) -> np.memmap | None:
-        if path.suffix == ".npy":
-            return None
-        return open_external(path) if external else open_tokens(path, tokenizer_hash)
-
-    return {name: opened(folder / name) for name in _data_files(folder)[1:]}
+    names, open_file = _data_files(folder)[1:], open_external if external else partial(open_tokens, fingerprint=tokenizer_hash)
+    return {name: None if name.endswith(".npy") else open_file(folder / name) for name in names}
 
 
 def _states(folder: Path, maps: Maps, recorded: Any) -> States:
@@ -441,11 +439,10 @@ def _dataset(folder: Path, record: Mapping[str, Any], tokenizer: Tokenizer, maps
     train, val = (concat_tokens([maps[file.name] for file in part_files(folder, part)]) for part in PARTS)
     starts = _open_starts(folder / "train.starts.npy", len(train)), _open_starts(folder / "val.starts.npy", len(val))
     true_source = SOURCES[record["synthetic"]]() if record["synthetic"] else None
-    floor = true_source.entropy_rate if true_source else None
     about = (record["bytes_per_token"], record["source"], record["num_documents"])
     roles = (maps["train.roles.bin"], maps["val.roles.bin"]) if "train.roles.bin" in maps else None
     stored = _stored_baselines(record)
-    return Dataset(train, val, tokenizer, record["fingerprint"], floor, *about, true_source, *starts, roles, folder, stored)
+    return Dataset(train, val, tokenizer, record["fingerprint"], *about, true_source, *starts, roles, folder, stored)
 
 
 def _stored_baselines(record: Mapping[str, Any]) -> Baselines | None:

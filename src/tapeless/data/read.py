@@ -1,7 +1,7 @@
 """Text sources, as documents in chunks: a file, a folder, a glob, JSONL, each also as .gz or .zst; Parquet and Hugging Face
 datasets are read by columns.py.
 
-Bytes are kept as they are (line ends too), except a UTF-8 byte order mark. What is not text is an error that names the place:
+Bytes are not changed, except that a UTF-8 byte order mark is removed. What is not text is an error that names the place:
 guessing an encoding would train a model on mojibake. From a folder the files with a suffix of TEXT are read in the order of
 their paths, without hidden ones. Only the current chunk is in memory.
 Tested by: tests/data/test_read.py."""
@@ -104,7 +104,7 @@ def _walk(folder: str) -> Iterator[Path]:
 @contextmanager
 def opened(path: Path) -> Iterator[IO[bytes]]:
     """The content of a file, decompressed while it is read; errors name the file."""
-    openers: dict[str, Any] = {".gz": gzip.open, ".zst": _Zstandard}
+    openers: dict[str, Any] = {".gz": gzip.open, ".zst": _open_zstandard}
     try:
         with openers.get(path.suffix.lower(), open)(path, "rb") as file:
             yield file
@@ -114,21 +114,14 @@ def opened(path: Path) -> Iterator[IO[bytes]]:
         raise UNREADABLE(path=path, reason=error.strerror or error) from None
 
 
-class _Zstandard:
-    """A .zst file; its package's error becomes a DataError."""
-
-    def __init__(self, path: Path, mode: str):
-        zstandard = require_package("zstandard", path)
-        self._path, self._error = path, zstandard.ZstdError
-        self._file = zstandard.open(path, mode)
-
-    def __enter__(self) -> IO[bytes]:
-        return io.BufferedReader(self._file)  # the package's reader cannot iterate over lines
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        self._file.close()
-        if isinstance(error, self._error):
-            raise NOT_WHOLE(path=self._path, form="zstandard", reason=error) from None
+@contextmanager
+def _open_zstandard(path: Path, mode: str) -> Iterator[IO[bytes]]:
+    zstandard = require_package("zstandard", path)
+    try:
+        with zstandard.open(path, mode) as file:
+            yield io.BufferedReader(file)  # the package's reader cannot iterate over lines
+    except zstandard.ZstdError as error:
+        raise NOT_WHOLE(path=path, form="zstandard", reason=error) from None
 
 
 def read_text(path: Path) -> Iterator[Chunk]:
@@ -186,16 +179,13 @@ def read_records(path: Path, field: str) -> Iterator[tuple[int, Any]]:
             text, _ = decode(line[skipped:], where, offset + skipped)
             offset += len(line)
             if text.strip():
-                yield number, _parsed(text, where, number, field)
-
-
-def _parsed(line: str, where: str, number: int, field: str) -> Any:
-    try:
-        return json.loads(line)
-    except json.JSONDecodeError as error:
-        raise NOT_JSON(path=where, line=number, reason=f"{error.msg} at column {error.colno}") from None
-    except RecursionError:
-        raise BAD_RECORD(path=where, line=number, field=field, got="one that is nested too deeply") from None
+                try:
+                    record = json.loads(text)
+                except json.JSONDecodeError as error:
+                    raise NOT_JSON(path=where, line=number, reason=f"{error.msg} at column {error.colno}") from None
+                except RecursionError:
+                    raise BAD_RECORD(path=where, line=number, field=field, got="one that is nested too deeply") from None
+                yield number, record
 
 
 def _record_text(record: Any, where: str, number: int, field: str) -> str:

@@ -3,9 +3,9 @@
 A first pass over a source indexes its documents: 41 bytes each (hash, length, blank or not), never the text. A second pass
 yields the text of both parts; a document whose length differs by then is an error.
 One document: the last tenth of its characters is held out. Several: whole documents, in the order of their content's hash, are
-held out as long as they fit into a tenth of all characters; if none fits, the shortest. So names and order of files do not
+held out if they still fit into a tenth of all characters; if none fits, the shortest. So names and order of files do not
 matter, copies of a text are always in the same part, and the validation part is never empty and never everything.
-If the validation text has a source of its own, documents that are also in the training text, and copies, are dropped from it.
+If the validation text is a separate source, documents that are also in the training text, and copies, are dropped from it.
 Tested by: tests/data/test_split.py."""
 
 import hashlib
@@ -101,7 +101,7 @@ def split_source(source: DocumentSource, index: DocumentIndex) -> Selection:
     mask, cut = held_out(index.digests[there], index.sizes[there]), None
     train, val = np.zeros((2, len(index.sizes)), bool)
     if mask is None:  # copies of one text: train on each without its end, validate on the end once
-        cut = cut_of(int(index.sizes[there[0]]))
+        cut = int(index.sizes[there[0]]) * (VALIDATION_SHARE - 1) // VALIDATION_SHARE
         train[there] = val[there[0]] = True
     else:
         train[there[~mask]] = val[there[mask]] = True
@@ -115,8 +115,15 @@ def all_documents(source: DocumentSource, index: DocumentIndex, part: int, wante
 
 
 def unseen_documents(train: DocumentIndex, val: DocumentIndex) -> tuple[np.ndarray, int]:  # (m,) bool
-    """The validation documents that are neither in the training text nor copies, and how many are dropped."""
-    wanted = ~val.blank & unseen(val.digests, train.digests)
+    """The validation documents that are neither in the training text nor copies of an earlier one, and how many are dropped."""
+    first: dict[bytes, int] = {}
+    for i, digest in enumerate(val.digests):
+        first.setdefault(digest.tobytes(), i)
+    for digest in train.digests:
+        first.pop(digest.tobytes(), None)
+    wanted = np.zeros(len(val.sizes), bool)
+    wanted[list(first.values())] = True
+    wanted &= ~val.blank
     if not wanted.any():
         raise DataError("every validation document is also in the training text; give others with --val-path")
     return wanted, int((~val.blank).sum() - wanted.sum())
@@ -140,26 +147,6 @@ def held_out(
         chosen[group_sizes.argmin()] = True
     mask = np.zeros(len(sizes), bool)
     mask[order] = np.repeat(chosen, np.diff(first, append=len(sizes)))
-    return mask
-
-
-def cut_of(size: int) -> int:
-    """Where the held-out end of a single document begins, in characters."""
-    return size * (VALIDATION_SHARE - 1) // VALIDATION_SHARE
-
-
-def unseen(
-    validation: np.ndarray,  # (m, 32) uint8
-    training: np.ndarray,  # (n, 32) uint8
-) -> np.ndarray:  # (m,) bool
-    """Which validation documents are neither in the training text nor copies of an earlier one."""
-    places: dict[bytes, int] = {}
-    for i, digest in enumerate(validation):
-        places.setdefault(digest.tobytes(), i)
-    for digest in training:
-        places.pop(digest.tobytes(), None)
-    mask = np.zeros(len(validation), bool)
-    mask[list(places.values())] = True
     return mask
 
 

@@ -16,9 +16,6 @@ import numpy as np
 
 from tapeless.data.rng import draws, key, permutation
 
-MARKOV_TOKENS = 3_000_000
-ARITHMETIC_TOKENS = 2_000_000
-
 
 class Source(ABC):
     """A unifilar source over the bytes of `alphabet`; subclasses draw its symbols."""
@@ -27,7 +24,7 @@ class Source(ABC):
     num_symbols: int  # how many a corpus holds
     alphabet: bytes  # K symbols
     probability: np.ndarray  # (S, K) float64
-    successor: np.ndarray  # (S, K) int64, the state behind each symbol
+    successor: np.ndarray  # (S, K) int64, the state after each symbol
 
     @abstractmethod
     def generate(self, count: int) -> bytes:
@@ -79,8 +76,8 @@ class Source(ABC):
             if seen == 0:
                 return math.inf, len(targets), 0
             loss -= math.log(seen) if t > 0 else 0.0  # the first symbol is given, not predicted
-            behind = self.successor[states, symbol]
-            states, slot = np.unique(behind[joint > 0], return_inverse=True)
+            following = self.successor[states, symbol]
+            states, slot = np.unique(following[joint > 0], return_inverse=True)
             belief = np.bincount(slot, joint[joint > 0]) / seen
             if len(states) == 1:
                 return loss, t, int(states[0])
@@ -97,7 +94,7 @@ class MarkovSource(Source):
     8 x 8 classes and 8 successors 2.5 % at step 600 of the same schedule.
     Probabilities are multiples of 1/256: a byte draws."""
 
-    name, num_symbols = "markov", MARKOV_TOKENS
+    name, num_symbols = "markov", 3_000_000
     alphabet = (string.digits + string.ascii_letters + "+-").encode()
 
     def __init__(self, seed: int = 0):
@@ -131,25 +128,25 @@ class ArithmeticSource(Source):
     """Lines such as `37+58=95`: two operands uniform in 0 … 99, the sum determined by them.
 
     A line holds ln 10000 nats, so the rate is that over the mean length of a line. States are what a reader has to remember:
-    before the equals sign the line so far, behind it only what is still to come."""
+    before the equals sign the line so far, after it only the rest of the line."""
 
-    name, num_symbols = "arithmetic", ARITHMETIC_TOKENS
+    name, num_symbols = "arithmetic", 2_000_000
     alphabet = b"0123456789+=\n"
 
     def __init__(self, seed: int = 0):
         self.seed = seed
         self._lines = [f"{a}+{b}={a + b}\n" for a in range(100) for b in range(100)]
         states: dict[str, int] = {"": 0}
-        edges: dict[tuple[int, int], tuple[int, int]] = {}  # (state, symbol) -> (pairs that go along it, state behind)
+        edges: dict[tuple[int, int], tuple[int, int]] = {}  # (state, symbol) -> (number of pairs, next state)
         for line in self._lines:
             state = ""
             for i, symbol in enumerate(line):
-                behind = line[: i + 1] if "=" not in line[: i + 1] else "=" + line[i + 1 :]
-                behind = "" if symbol == "\n" else behind
+                following = line[: i + 1] if "=" not in line[: i + 1] else "=" + line[i + 1 :]
+                following = "" if symbol == "\n" else following
                 edge = (states[state], self.alphabet.index(symbol.encode()))
-                to = states.setdefault(behind, len(states))
+                to = states.setdefault(following, len(states))
                 edges[edge] = (edges.get(edge, (0, to))[0] + 1, to)
-                state = behind
+                state = following
         count = np.zeros((len(states), len(self.alphabet)))
         self.successor = np.zeros(count.shape, np.int64)
         for edge, (times, to) in edges.items():

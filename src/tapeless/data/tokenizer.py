@@ -153,15 +153,13 @@ def make_tokenizer(kind: str, texts: Iterable[str], vocab_size: int | None) -> T
 def load_tokenizer(path: Path) -> Tokenizer:
     try:
         spec = json.loads(path.read_text(encoding="utf-8"))
-    except UnicodeDecodeError as error:
-        if is_pickle(error.object):
-            raise PICKLE(path=path, expected="a tokenizer.json") from None
-        raise DataError(f"{path}: not a tokenizer.json: {error}") from None
     except FileNotFoundError:
         raise DataError(f"{path}: no such tokenizer; expected bytes, char, bpe, or the path of a tokenizer.json") from None
     except OSError as error:
         raise UNREADABLE(path=path, reason=error.strerror) from None
     except (ValueError, RecursionError) as error:
+        if isinstance(error, UnicodeDecodeError) and is_pickle(error.object):
+            raise PICKLE(path=path, expected="a tokenizer.json") from None
         raise DataError(f"{path}: not a tokenizer.json: {error}") from None
     return tokenizer_of(spec, str(path))
 

@@ -67,32 +67,10 @@ def window_start(length: int, window: int) -> int:
     return max(0, -(-(length - window) // hop) * hop)
 
 
-def generate(
-    model: LanguageModel,
-    prompt_ids: Iterable[int],
-    *,
-    max_tokens: int,
-    sampling: Sampling | None = None,
-    num_samples: int = 1,
-    first_sample: int = 0,
-    vocab_size: int | None = None,
-    stop: Collection[int] = (),
-    on_token: Callable[[int, int], None] | None = None,
-    on_warning: Callable[[str], None] | None = None,
-) -> list[list[int]]:
-    """The new tokens of each sample of one prompt, without the prompt; the arguments are those of generate_each."""
+def generate(model: LanguageModel, prompt_ids: Iterable[int], *, num_samples: int = 1, **options: Any) -> list[list[int]]:
+    """The new tokens of each sample of one prompt, without the prompt. options: those of generate_each."""
     require(num_samples >= 1, "num_samples", "at least 1", num_samples)
-    return generate_each(
-        model,
-        [[int(i) for i in prompt_ids]] * num_samples,
-        max_tokens=max_tokens,
-        sampling=sampling,
-        first_sample=first_sample,
-        vocab_size=vocab_size,
-        stop=stop,
-        on_token=on_token,
-        on_warning=on_warning,
-    )
+    return generate_each(model, [[int(i) for i in prompt_ids]] * num_samples, **options)
 
 
 def generate_each(

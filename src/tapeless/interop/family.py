@@ -12,17 +12,18 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from tapeless.config import ModelConfig, checked
+from tapeless.config import DEFAULT_BLOCKS, ModelConfig, checked
 from tapeless.errors import ConfigError, InputError
 from tapeless.model.params import ParamSpec
 from tapeless.model.transformer import transformer_specs
 
+Settings = Mapping[str, Any]  # of a config.json by key, or of a ModelConfig by field
 REQUIRED = object()  # a config.json key without a default
 SAME_ACTIVATION = {"swish": "silu", "gelu_pytorch_tanh": "gelu_new", "gelu_new": "gelu_pytorch_tanh"}  # alternative names
 MAX_LISTED = 5  # tensors listed in an error
 
 # Fields of ModelConfig on which all families agree, to be included in their `fixed`.
-COMMON: dict[str, Any] = {"norm_placement": "pre", "logit_softcap": 0.0}
+COMMON: dict[str, Any] = {"blocks": DEFAULT_BLOCKS, "norm_placement": "pre", "logit_softcap": 0.0}
 # GGUF metadata (without the architecture's prefix) that every architecture has -> field of ModelConfig.
 GGUF_COMMON = {
     "context_length": "max_seq_len",
@@ -44,7 +45,7 @@ UNSUPPORTED = {
 
 
 class Row(NamedTuple):
-    """One tensor of theirs. {i} is the layer; a row with {w} stands for the weight and for the bias ({weight} in their names).
+    """One tensor of theirs. {i} is the layer; a row with {w} is both the weight and the bias ({weight} in their names).
     Rows whose parameters a model does not have (biases, an untied head) are skipped."""
 
     params: tuple[str, ...]  # ours; several are stacked along the first axis
@@ -109,7 +110,7 @@ class Family:
         settings |= {key: values[0] for key, values in self.neutral.items()}
         return {**settings, self.activation_key: self.activations[config.ffn]}
 
-    def read_settings(self, settings: Mapping[str, Any], where: str) -> tuple[ModelConfig, list[str]]:
+    def read_settings(self, settings: Settings, where: str) -> tuple[ModelConfig, list[str]]:
         """The model that a config.json describes, and notes; an error if it asks for anything that our models are not."""
         values: dict[str, Any] = {}
         for key, reason in UNSUPPORTED.items():
@@ -132,13 +133,11 @@ class Family:
             raise InputError(f"{where}: not a valid {self.name}: {'; '.join(found)}")
         return config, notes
 
-    def read_special(
-        self, settings: Mapping[str, Any], values: Mapping[str, Any], where: str
-    ) -> tuple[dict[str, Any], list[str]]:
+    def read_special(self, settings: Settings, values: Settings, where: str) -> tuple[dict[str, Any], list[str]]:
         """Fields of ModelConfig that `keys` cannot express, and notes. values: the fields read so far, not yet validated."""
         return {}, []
 
-    def _read_activation(self, settings: Mapping[str, Any], where: str) -> str:
+    def _read_activation(self, settings: Settings, where: str) -> str:
         ours = {theirs: ffn for ffn, theirs in self.activations.items()}
         theirs = settings.get(self.activation_key, next(iter(ours)))
         if isinstance(theirs, str):
@@ -223,11 +222,6 @@ class Family:
 
 def param_specs(config: ModelConfig) -> dict[str, ParamSpec]:
     return {spec.name: spec for spec in transformer_specs(config)}
-
-
-def sublayer_of(param: str) -> str | None:
-    """blocks.3.attn.wq and blocks.3.attn_norm.w belong to attn; embed.w to no sublayer."""
-    return param.split(".")[2].removesuffix("_norm") if param.startswith("blocks.") else None
 
 
 def interleave(w: Tensor, num_heads: int) -> Tensor:  # (H*D, ...) both

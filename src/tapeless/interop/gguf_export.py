@@ -8,8 +8,7 @@ Tested by: tests/interop/test_gguf_export.py, acceptance/gguf_files.py."""
 
 from collections.abc import Mapping
 from pathlib import Path
-from types import ModuleType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,10 +21,9 @@ from tapeless.errors import ConfigError
 from tapeless.interop.families import family_of
 from tapeless.interop.family import GGUF_COMMON, Family
 from tapeless.interop.generation import Generation
-from tapeless.interop.hf_export import zero_filled
+from tapeless.interop.hf_export import new_path, zero_filled
 
 TYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "q8_0": "Q8_0"}
-FILE_TYPES = {"float32": "ALL_F32", "float16": "MOSTLY_F16", "bfloat16": "MOSTLY_BF16", "q8_0": "MOSTLY_Q8_0"}
 BLOCK = 32  # elements that share a scale in Q8_0; rows are split into blocks
 UNREACHABLE_MERGE = "ĀĀ Ā"  # no merge produces its first half; the list of merges must not be empty
 EOS_TEXT = "<|endoftext|>"
@@ -37,6 +35,7 @@ class Tokens(NamedTuple):
     texts: list[str]
     kinds: list[str]
     merges: list[str]
+    bos_id: int
     eos_id: int
 
 
@@ -56,8 +55,6 @@ def export_gguf(
     misfits = family.gguf_misfits(config)
     if misfits:
         raise ConfigError(f"llama.cpp's architecture {family.gguf_architecture}: {'; '.join(misfits)}; export it to hf")
-    if path.exists():
-        raise ConfigError(f"{path} already exists; choose another --out")
     full, notes = family.completed(config), family.training_notes(config)
     tokens = token_lists(tokenizer, generation, config.vocab_size)
     params = zero_filled(full, params)
@@ -69,8 +66,7 @@ def export_gguf(
         )
     if tokenizer.vocab_size < config.vocab_size:
         notes.append(f"{config.vocab_size - tokenizer.vocab_size} ids of the vocabulary have no token and are marked unused")
-    notes += _write(path, family, full, tokens, generation, family.to_gguf(full, params), dtype)
-    return notes
+    return notes + _write(path, family, full, tokens, family.to_gguf(full, params), dtype)
 
 
 def token_lists(tokenizer: Tokenizer, generation: Generation, vocab_size: int) -> Tokens:
@@ -93,7 +89,7 @@ def token_lists(tokenizer: Tokenizer, generation: Generation, vocab_size: int) -
         name = EOS_TEXT if EOS_TEXT not in texts else f"<|end {end}|>"
         texts[end : end + 1], kinds[end : end + 1] = [name], ["CONTROL"]
     merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in spec["model"]["merges"]]
-    return Tokens(texts, kinds, merges or [UNREACHABLE_MERGE], end)
+    return Tokens(texts, kinds, merges or [UNREACHABLE_MERGE], end if generation.bos_id is None else generation.bos_id, end)
 
 
 def _check_tokenizer(tokenizer: Tokenizer) -> None:
@@ -116,69 +112,40 @@ def with_mean_row(w: Tensor) -> Tensor:  # (V, C) -> (V + 1, C)
 
 
 def _write(
-    path: Path,
-    family: Family,
-    config: ModelConfig,
-    tokens: Tokens,
-    generation: Generation,
-    tensors: Mapping[str, Tensor],
-    dtype: str,
+    path: Path, family: Family, config: ModelConfig, tokens: Tokens, tensors: Mapping[str, Tensor], dtype: str
 ) -> list[str]:
-    gguf = require_package("gguf", "a GGUF export")
-    temporary = path.with_name(f".tmp-{path.name}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        writer = gguf.GGUFWriter(temporary, family.gguf_architecture)
-        _add_metadata(writer, gguf, family, config, path.stem, len(tokens.texts), dtype)
-        _add_tokenizer(writer, gguf, tokens, generation)
-        half = _add_tensors(writer, gguf, tensors, dtype)
+    gguf, architecture = require_package("gguf", "a GGUF export"), family.gguf_architecture
+    half = []  # matrices that are float16 because their rows do not divide into blocks
+    with new_path(path) as temporary:
+        writer = gguf.GGUFWriter(temporary, architecture)
+        writer.add_name(path.stem)
+        writer.add_file_type(gguf.LlamaFileType["ALL_F32" if dtype == "float32" else f"MOSTLY_{TYPES[dtype]}"])
+        writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
+        writer.add_vocab_size(len(tokens.texts))
+        for key, field in {**GGUF_COMMON, **family.gguf_keys}.items():
+            value = getattr(config, field)
+            (writer.add_uint32 if isinstance(value, int) else writer.add_float32)(f"{architecture}.{key}", value)
+        writer.add_tokenizer_model("gpt2")
+        writer.add_tokenizer_pre("gpt-2")
+        writer.add_token_list(tokens.texts)
+        writer.add_token_types([gguf.TokenType[kind] for kind in tokens.kinds])
+        writer.add_token_merges(tokens.merges)
+        writer.add_bos_token_id(tokens.bos_id)
+        writer.add_eos_token_id(tokens.eos_id)
+        writer.add_add_bos_token(False)
+        for name, w in tensors.items():
+            kind = TYPES[dtype]
+            if w.ndim == 1 or name.startswith("position_embd"):
+                kind = "F32"
+            elif kind == "Q8_0" and w.shape[-1] % BLOCK:
+                kind = "F16"
+                half.append(name)
+            quantized = gguf.GGMLQuantizationType[kind]
+            writer.add_tensor(name, gguf.quants.quantize(w.numpy(), quantized), raw_dtype=quantized)
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()
         writer.close()
-        temporary.replace(path)
-    except OSError as error:
-        raise ConfigError(f"cannot write {path}: {error.strerror or error}") from None
-    finally:
-        temporary.unlink(missing_ok=True)
     if not half:
         return []
     return [f"{len(half)} matrices are float16, since their rows are not a multiple of {BLOCK}, such as {half[0]}"]
-
-
-def _add_metadata(
-    writer: Any, gguf: ModuleType, family: Family, config: ModelConfig, name: str, vocab_size: int, dtype: str
-) -> None:
-    writer.add_name(name)
-    writer.add_file_type(gguf.LlamaFileType[FILE_TYPES[dtype]])
-    writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
-    writer.add_vocab_size(vocab_size)
-    for key, field in {**GGUF_COMMON, **family.gguf_keys}.items():
-        value = getattr(config, field)
-        (writer.add_uint32 if isinstance(value, int) else writer.add_float32)(f"{family.gguf_architecture}.{key}", value)
-
-
-def _add_tokenizer(writer: Any, gguf: ModuleType, tokens: Tokens, generation: Generation) -> None:
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("gpt-2")
-    writer.add_token_list(tokens.texts)
-    writer.add_token_types([gguf.TokenType[kind] for kind in tokens.kinds])
-    writer.add_token_merges(tokens.merges)
-    writer.add_bos_token_id(tokens.eos_id if generation.bos_id is None else generation.bos_id)
-    writer.add_eos_token_id(tokens.eos_id)
-    writer.add_add_bos_token(False)
-
-
-def _add_tensors(writer: Any, gguf: ModuleType, tensors: Mapping[str, Tensor], dtype: str) -> list[str]:
-    """Returns the names of matrices that are float16 because their rows do not divide into blocks."""
-    half = []
-    for name, w in tensors.items():
-        kind = TYPES[dtype]
-        if w.ndim == 1 or name.startswith("position_embd"):
-            kind = "F32"
-        elif kind == "Q8_0" and w.shape[-1] % BLOCK:
-            kind = "F16"
-            half.append(name)
-        quantized = gguf.GGMLQuantizationType[kind]
-        writer.add_tensor(name, gguf.quants.quantize(w.numpy(), quantized), raw_dtype=quantized)
-    return half

@@ -6,7 +6,8 @@ config.json has the keys of transformers 5 and of 4. The directory is written un
 Tested by: tests/interop/test_hf_export.py."""
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,12 @@ def export_hugging_face(
         notes.append(f"the vocabulary has {len(unused)} ids without a token; {GENERATION} prevents sampling them")
     tensors = family.to_hf(full, zero_filled(full, params))
     descriptions = _descriptions(family, full, tokenizer, generation, dtype, unused)
-    return notes + write_directory(folder, tensors, dtype, shard_bytes, descriptions)
+    with new_path(folder) as temporary:
+        temporary.mkdir()
+        num_files = _write_shards(temporary, cast(tensors, dtype), shard_bytes)
+        for name, content in descriptions.items():
+            write_json(temporary / name, content)
+    return [*notes, f"the weights are in {num_files} files"] if num_files > 1 else notes
 
 
 def zero_filled(config: ModelConfig, params: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -66,24 +72,26 @@ def cast(tensors: Mapping[str, Tensor], dtype: str) -> dict[str, Tensor]:
     return result
 
 
-def write_directory(
-    folder: Path, tensors: Mapping[str, Tensor], dtype: str, shard_bytes: int, descriptions: Mapping[str, Any]
-) -> list[str]:
-    if folder.exists():
-        raise ConfigError(f"{folder} already exists; choose another --out")
-    temporary = folder.with_name(f".tmp-{folder.name}")
-    shutil.rmtree(temporary, ignore_errors=True)
+@contextmanager
+def new_path(path: Path) -> Iterator[Path]:
+    """A temporary path for a file or directory, which is renamed to `path` at the end, or removed after a failure."""
+    if path.exists():
+        raise ConfigError(f"{path} already exists; choose another --out")
+    temporary = path.with_name(f".tmp-{path.name}")
+    _remove(temporary)
     try:
-        temporary.mkdir(parents=True)
-        files = _write_shards(temporary, cast(tensors, dtype), shard_bytes)
-        for name, content in descriptions.items():
-            write_json(temporary / name, content)
-        temporary.rename(folder)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield temporary
+        temporary.rename(path)
     except OSError as error:
-        raise ConfigError(f"cannot write {folder}: {error.strerror or error}") from None
+        raise ConfigError(f"cannot write {path}: {error.strerror or error}") from None
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-    return [f"the weights are in {files} files"] if files > 1 else []
+        _remove(temporary)
+
+
+def _remove(path: Path) -> None:
+    with suppress(OSError):
+        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
 
 
 def _write_shards(folder: Path, tensors: Mapping[str, Tensor], shard_bytes: int) -> int:

@@ -15,12 +15,12 @@ from torch import Tensor
 
 from tapeless.config import ModelConfig
 from tapeless.data.tokenizer import Tokenizer, tokenizer_of
-from tapeless.errors import PICKLE, InputError, TapelessError, UntrustedFileError
+from tapeless.errors import PICKLE, InputError, UntrustedFileError
 from tapeless.interop.families import family_named
 from tapeless.interop.family import Family
 from tapeless.interop.generation import FILE as GENERATION
 from tapeless.interop.generation import Generation, read_generation
-from tapeless.interop.tensor_file import TensorFile
+from tapeless.interop.tensor_file import Entry, TensorFile
 from tapeless.interop.untrusted import MEBIBYTE, check_name, exists, read_json
 
 CONFIG, WEIGHTS, INDEX, TOKENIZER = "config.json", "model.safetensors", "model.safetensors.index.json", "tokenizer.json"
@@ -55,7 +55,10 @@ def read_model(folder: Path) -> ExternalModel:
     with ExitStack() as opened:
         stored = _check_tensors(family, config, _open_files(folder, opened), notes)  # before the tokenizer is parsed
         tokenizer = read_tokenizer(folder, config.vocab_size)
-        generation = _generation(folder, settings, config.vocab_size, notes)
+        # older directories have the generation settings in config.json
+        own = read_json(folder, GENERATION, LIMITS[GENERATION]) if exists(folder, GENERATION) else settings
+        generation, more = read_generation(own, config.vocab_size)
+        notes += more
         params = family.from_hf(config, lambda name: stored[name].read())
         if config.tie_embeddings and family.head in stored:  # then it must equal the embedding
             head = stored[family.head]
@@ -67,63 +70,44 @@ def read_model(folder: Path) -> ExternalModel:
     return ExternalModel(family, config, params, tokenizer, generation, notes)
 
 
-class _Stored(NamedTuple):
-    """A tensor in a file, not read yet."""
-
-    file: TensorFile
-    name: str
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.file.entries[self.name].shape
-
-    def read(self) -> Tensor:
-        return self.file.read(self.name)
-
-
-def _open_files(folder: Path, opened: ExitStack) -> dict[str, TensorFile]:
-    """Tensor name -> the file that contains it; every header is read and checked."""
+def _open_files(folder: Path, opened: ExitStack) -> dict[str, Entry]:
+    """The tensors of all files by name; every header is read and checked."""
     if exists(folder, WEIGHTS):
-        file = _open(folder, WEIGHTS, opened)
-        return dict.fromkeys(file.entries, file)
+        return _open(folder, WEIGHTS, opened)
     if not exists(folder, INDEX):
-        raise _no_weights(folder)
+        pickles = sorted(path.name for path in folder.iterdir() if path.name.lower().endswith(PICKLES))
+        if pickles:
+            expected = "safetensors: if you trust it, load it with transformers and call save_pretrained"
+            raise PICKLE(path=f"{folder}, {pickles[0]!r:.120}", expected=expected)
+        raise UntrustedFileError(f"{folder}: no weights; expected {WEIGHTS}, or {INDEX} and its files")
     weight_map = read_json(folder, INDEX, LIMITS[INDEX]).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise UntrustedFileError(f"{folder / INDEX}: expected a weight_map from tensors to files, got {weight_map!r:.80}")
     shards = sorted({check_name(name, str(folder / INDEX)) for name in weight_map.values()})
     if len(shards) > MAX_SHARDS:
         raise UntrustedFileError(f"{folder / INDEX}: {len(shards)} files; at most {MAX_SHARDS} are read")
-    files = {}
+    entries = {}
     for shard in shards:
-        file = _open(folder, shard, opened)
+        found = _open(folder, shard, opened)
         listed = {name for name, home in weight_map.items() if home == shard}
-        if listed != file.entries.keys():
-            odd = min(listed ^ file.entries.keys())
+        if listed != found.keys():
+            odd = min(listed ^ found.keys())
             raise UntrustedFileError(f"{folder / shard} and {INDEX} disagree: {odd!r:.120} is in only one of them")
-        files.update(dict.fromkeys(file.entries, file))
-    return files
+        entries.update(found)
+    return entries
 
 
-def _open(folder: Path, name: str, opened: ExitStack) -> TensorFile:
+def _open(folder: Path, name: str, opened: ExitStack) -> dict[str, Entry]:
     if name.lower().endswith(PICKLES):
         raise PICKLE(path=folder / name, expected="safetensors")
     file = TensorFile(folder, name)
     opened.callback(file.close)
-    return file
+    return file.entries
 
 
-def _no_weights(folder: Path) -> TapelessError:
-    pickles = sorted(path.name for path in folder.iterdir() if path.name.lower().endswith(PICKLES))
-    if pickles:
-        expected = "safetensors: if you trust it, load it with transformers and call save_pretrained"
-        return PICKLE(path=f"{folder}, {pickles[0]!r:.120}", expected=expected)
-    return UntrustedFileError(f"{folder}: no weights; expected {WEIGHTS}, or {INDEX} and its files")
-
-
-def _check_tensors(family: Family, config: ModelConfig, files: dict[str, TensorFile], notes: list[str]) -> dict[str, _Stored]:
+def _check_tensors(family: Family, config: ModelConfig, entries: dict[str, Entry], notes: list[str]) -> dict[str, Entry]:
     """The tensors by their name in the family's table: exactly those of the configuration."""
-    stored = {name: _Stored(files[in_file], in_file) for name, in_file in family.full_names(files).items()}
+    stored = {name: entries[in_file] for name, in_file in family.full_names(entries).items()}
     constants = [name for name in stored if re.fullmatch(family.ignored, name)]
     if constants:
         notes.append(f"{len(constants)} tensors are constants of the code, such as {constants[0]}, and are ignored")
@@ -134,7 +118,7 @@ def _check_tensors(family: Family, config: ModelConfig, files: dict[str, TensorF
         head = f"{family.head} {family.shapes(config)[family.head]}"
         raise InputError(f"{head} is missing, and tie_word_embeddings is not true")
     for tensor in stored.values():
-        tensor.file.check_dtype(tensor.name)
+        tensor.check_dtype()
     family.check_shapes(config, {name: tensor.shape for name, tensor in stored.items()})
     return stored
 
@@ -159,11 +143,3 @@ def largest_id(spec: Mapping[str, Any]) -> int:
     ids = list(vocab.values()) if isinstance(vocab, dict) else [len(vocab) - 1] if isinstance(vocab, list) else []
     ids += [token.get("id") for token in added if isinstance(token, dict)] if isinstance(added, list) else []
     return max((i for i in ids if type(i) is int), default=-1)
-
-
-def _generation(folder: Path, settings: Mapping[str, Any], vocab_size: int, notes: list[str]) -> Generation:
-    """From generation_config.json, or for older directories from config.json."""
-    own = read_json(folder, GENERATION, LIMITS[GENERATION]) if exists(folder, GENERATION) else settings
-    generation, more = read_generation(own, vocab_size)
-    notes += more
-    return generation

@@ -23,10 +23,35 @@ METADATA, MAX_DIMS = "__metadata__", 8
 
 
 class Entry(NamedTuple):
+    """A tensor in a file, not read yet."""
+
+    file: "TensorFile"
+    name: str
     dtype: str
     shape: tuple[int, ...]
     start: int  # in the file
     end: int
+
+    def check_dtype(self) -> None:
+        """Of a tensor that will be read; others may have any dtype."""
+        if self.dtype not in DTYPES:
+            path, known = self.file.path, ", ".join(DTYPES)
+            raise UntrustedFileError(f"{path}: {self.name} is {self.dtype!r:.40}; weights must be one of {known}")
+
+    def read(self) -> Tensor:
+        """As float32; every value must be finite."""
+        self.check_dtype()
+        path, file = self.file.path, self.file.open_file
+        content = torch.empty(self.end - self.start, dtype=torch.uint8)  # at most the size of the file
+        file.seek(self.start)
+        if file.readinto(content.numpy()) != len(content):  # type: ignore[attr-defined]
+            raise UntrustedFileError(f"{path}: truncated while reading {self.name}")
+        tensor = content.view(DTYPES[self.dtype]).view(self.shape).to(torch.float32)
+        bad = (~torch.isfinite(tensor)).nonzero()
+        if len(bad):
+            found = f"{len(bad):,} values that are not finite, the first at {bad[0].tolist()}"
+            raise UntrustedFileError(f"{path}: {self.name} {self.shape} has {found}")
+        return tensor
 
 
 class TensorFile:
@@ -34,21 +59,21 @@ class TensorFile:
 
     def __init__(self, folder: Path, name: str):
         self.path = folder / name
-        self._file = open_plain(folder, name)
+        self.open_file = open_plain(folder, name)
         try:
             self.entries = self._read_header()
         except BaseException:
-            self._file.close()
+            self.open_file.close()
             raise
 
     def _read_header(self) -> dict[str, Entry]:
-        size = os.fstat(self._file.fileno()).st_size
-        length = int.from_bytes(self._file.read(8), "little")
+        size = os.fstat(self.open_file.fileno()).st_size
+        length = int.from_bytes(self.open_file.read(8), "little")
         if size < 8 or length > size - 8:
             raise UntrustedFileError(f"{self.path}: truncated: {size:,} bytes, but its header is {length:,}")
         if length > MAX_HEADER:
             raise UntrustedFileError(f"{self.path}: a header of {length:,} bytes; at most {MAX_HEADER:,} are read")
-        header = parse_json(self._file.read(length), f"{self.path}, header")
+        header = parse_json(self.open_file.read(length), f"{self.path}, header")
         header.pop(METADATA, None)
         entries = {name: self._entry(name, value, 8 + length) for name, value in header.items()}
         self._check_tiling(entries, 8 + length, size)
@@ -67,11 +92,11 @@ class TensorFile:
                     f"{self.path}: {name!r:.120}: {dtype} {shape!r:.80} is {expected} bytes, but its data_offsets "
                     f"{offsets} are {offsets[1] - offsets[0]}"
                 )
-        return Entry(dtype, tuple(shape), data + offsets[0], data + offsets[1])
+        return Entry(self, name, dtype, tuple(shape), data + offsets[0], data + offsets[1])
 
     def _check_tiling(self, entries: dict[str, Entry], data: int, size: int) -> None:
         end, before = data, "the header"
-        for name, entry in sorted(entries.items(), key=lambda item: item[1][2:]):
+        for name, entry in sorted(entries.items(), key=lambda item: (item[1].start, item[1].end)):
             if entry.start != end or entry.end < entry.start:
                 kind = "overlaps" if entry.start < end else "leaves a gap after"
                 raise UntrustedFileError(
@@ -82,31 +107,8 @@ class TensorFile:
             what = "truncated" if end > size else "longer than its tensors"
             raise UntrustedFileError(f"{self.path}: {what}: {size:,} bytes, {end:,} according to its header")
 
-    def check_dtype(self, name: str) -> None:
-        """Of a tensor that will be read; others may have any dtype."""
-        entry = self.entries[name]
-        if entry.dtype not in DTYPES:
-            raise UntrustedFileError(f"{self.path}: {name} is {entry.dtype!r:.40}; weights must be one of {', '.join(DTYPES)}")
-
-    def read(self, name: str) -> Tensor:
-        """One tensor as float32; every value must be finite."""
-        self.check_dtype(name)
-        entry = self.entries[name]
-        content = torch.empty(entry.end - entry.start, dtype=torch.uint8)  # at most the size of the file
-        self._file.seek(entry.start)
-        if self._file.readinto(content.numpy()) != len(content):  # type: ignore[attr-defined]
-            raise UntrustedFileError(f"{self.path}: truncated while reading {name}")
-        tensor = content.view(DTYPES[entry.dtype]).view(entry.shape).to(torch.float32)
-        bad = (~torch.isfinite(tensor)).nonzero()
-        if len(bad):
-            where = bad[0].tolist()
-            raise UntrustedFileError(
-                f"{self.path}: {name} {entry.shape} has {len(bad):,} values that are not finite, the first at {where}"
-            )
-        return tensor
-
     def close(self) -> None:
-        self._file.close()
+        self.open_file.close()
 
 
 def _nonnegative_ints(value: Any) -> bool:

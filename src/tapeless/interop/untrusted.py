@@ -34,19 +34,16 @@ def open_plain(folder: Path, name: str) -> IO[bytes]:
     path = folder / check_name(name, str(folder))
     try:
         mode = os.lstat(path).st_mode
-        if stat.S_ISLNK(mode):
-            raise UntrustedFileError(f"{path} is a symlink, which could point anywhere; copy the directory with cp -rL")
-        if not stat.S_ISREG(mode):
-            raise UntrustedFileError(f"{path} is not a regular file")
-        descriptor = os.open(path, _OPEN_FLAGS)
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):  # replaced in the meantime
-            os.close(descriptor)
-            raise UntrustedFileError(f"{path} is not a regular file")
-    except OSError as error:
-        raise UntrustedFileError(f"cannot read {path}: {error.strerror}") from None
-    except ValueError as error:  # a name that the operating system cannot encode
-        raise UntrustedFileError(f"cannot read {path}: {error}") from None
-    return os.fdopen(descriptor, "rb")
+        file = os.fdopen(os.open(path, _OPEN_FLAGS), "rb") if stat.S_ISREG(mode) else None
+    except (OSError, ValueError) as error:  # ValueError: a name that the operating system cannot encode
+        raise UntrustedFileError(f"cannot read {path}: {getattr(error, 'strerror', error)}") from None
+    if stat.S_ISLNK(mode):
+        raise UntrustedFileError(f"{path} is a symlink, which could point anywhere; copy the directory with cp -rL")
+    if file and stat.S_ISREG(os.fstat(file.fileno()).st_mode):  # it may have been replaced in the meantime
+        return file
+    if file:
+        file.close()
+    raise UntrustedFileError(f"{path} is not a regular file")
 
 
 def parse_json(content: bytes, where: str) -> dict[str, Any]:

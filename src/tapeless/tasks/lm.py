@@ -63,7 +63,9 @@ class TapelessLM(TemplateLM):
         self.model, self.data = found.model, found.data
         self.generation = generation_of(RunDir.open(path))
         self._device = self.model.device
-        self.batch_size = _batch_size(batch_size)
+        if not str(batch_size).isdigit() or int(batch_size) < 1:
+            raise ConfigError(f"batch_size {batch_size!r}: expected a positive integer; auto is not supported")
+        self.batch_size = int(batch_size)
         longest = getattr(found.config.model, "max_seq_len", None)
         self.max_length: int = max_length or longest or found.config.train.seq_len or 1
         require(1 <= self.max_length <= (longest or self.max_length), "max_length", f"1 to {longest}", self.max_length)
@@ -165,19 +167,10 @@ class _Request(NamedTuple):
     new_tokens: int
     sampling: Sampling
 
-    def key(self) -> tuple[Any, ...]:
-        """Equal for requests that may share a batch."""
-        return len(self.prompt), tuple(self.until), self.new_tokens, self.sampling
-
 
 def _batches(requests: list[_Request], size: int) -> Batches:
     groups: dict[Any, list[int]] = {}
-    for i, one in enumerate(requests):
-        groups.setdefault(one.key() if one.sampling.temperature == 0 else i, []).append(i)
+    for i, (prompt, until, new_tokens, sampling) in enumerate(requests):
+        key = (len(prompt), tuple(until), new_tokens, sampling)  # equal for requests that may share a batch
+        groups.setdefault(key if sampling.temperature == 0 else i, []).append(i)
     return [group[i : i + size] for group in groups.values() for i in range(0, len(group), size)]
-
-
-def _batch_size(batch_size: int | str) -> int:
-    if not str(batch_size).isdigit() or int(batch_size) < 1:
-        raise ConfigError(f"batch_size {batch_size!r}: expected a positive integer; auto is not supported")
-    return int(batch_size)

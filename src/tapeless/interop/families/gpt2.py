@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any, ClassVar
 
 from tapeless.config import ModelConfig
-from tapeless.interop.family import COMMON, EXAMPLE, REQUIRED, Family, Row
+from tapeless.interop.family import COMMON, EXAMPLE, REQUIRED, Family, Row, Settings
 
 Conv1D = partial(Row, transposed=True)  # their linear layer: (in, out)
 QKV = ("blocks.{i}.attn.{w}q", "blocks.{i}.attn.{w}k", "blocks.{i}.attn.{w}v")
@@ -68,9 +68,7 @@ class GPT2(Family):
         dropout = {"resid_pdrop": config.dropout, "embd_pdrop": config.dropout, "attn_pdrop": 0.0}
         return {**super().settings(config), **dropout}
 
-    def read_special(
-        self, settings: Mapping[str, Any], values: Mapping[str, Any], where: str
-    ) -> tuple[dict[str, Any], list[str]]:
+    def read_special(self, settings: Settings, values: Settings, where: str) -> tuple[dict[str, Any], list[str]]:
         """n_inner defaults to four times the width. Of their three dropouts we have two, which share one probability."""
         width = values["hidden_dim"]
         found: dict[str, Any] = {}

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 from tapeless.config import ModelConfig
 from tapeless.errors import InputError
-from tapeless.interop.family import COMMON, EXAMPLE, REQUIRED, Family, Row
+from tapeless.interop.family import COMMON, EXAMPLE, REQUIRED, Family, Row, Settings
 
 ROTARY_TENSORS = (
     Row(("embed.w",), "model.embed_tokens.weight", "token_embd.weight"),
@@ -64,9 +64,7 @@ class Llama(Family):
         rope = {"rope_type": "default", "rope_theta": config.rope_theta}
         return {**super().settings(config), "rope_parameters": rope, "rope_theta": config.rope_theta}
 
-    def read_special(
-        self, settings: Mapping[str, Any], values: Mapping[str, Any], where: str
-    ) -> tuple[dict[str, Any], list[str]]:
+    def read_special(self, settings: Settings, values: Settings, where: str) -> tuple[dict[str, Any], list[str]]:
         kinds, dropout = settings.get("layer_types"), settings.get("attention_dropout")
         if kinds is not None and not (isinstance(kinds, list) and all(kind == "full_attention" for kind in kinds)):
             raise InputError(f"{where}: layer_types is {kinds!r:.120}; only full_attention is supported")
@@ -74,7 +72,7 @@ class Llama(Family):
         return {"rope_theta": read_rope_theta(settings, where)}, notes
 
 
-def read_rope_theta(settings: Mapping[str, Any], where: str) -> Any:
+def read_rope_theta(settings: Settings, where: str) -> Any:
     """From rope_parameters (transformers 5) or the top level (4). Any scaling of the wavelengths is refused."""
     found = {}
     for key in ("rope_parameters", "rope_scaling"):

@@ -23,7 +23,7 @@ ROUNDED = 2**21  # elements of dw that are rounded at a time
 
 
 @inlined
-def _add_span(dw, part):  # (n,) each
+def add_span(dw, part):  # (n,) each
     for i in range(len(dw)):
         dw[i] += wide(part[i])
 
@@ -41,7 +41,7 @@ def _add(dw, part, overwrite):  # (n,) float32, (n,) bfloat16
         if overwrite:
             _set_span(dw[first:last], part[first:last])
         else:
-            _add_span(dw[first:last], part[first:last])
+            add_span(dw[first:last], part[first:last])
 
 
 def accumulate_matmul(dw: Tensor, a: Tensor, b: Tensor, ws: Workspace, overwrite: bool) -> None:

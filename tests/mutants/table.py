@@ -492,7 +492,7 @@ KERNEL_MUTANTS = (
         "$p - $spread",
     ),
     Mutant("K11", "an ignored target keeps its gradient", f"{CPU}:_row.gradient", "$x[:] = 0\nreturn", "return"),
-    Mutant("K12", "a token that stands twice is counted once", f"{CPU}:_add", "$dw[$c] += $dy", "$dw[$c] = $dy"),
+    Mutant("K12", "a token that occurs twice is counted once", f"{CPU}:add_span", "$dw[$c] += $dy", "$dw[$c] = $dy"),
     Mutant("K13", "everything decays", f"{CPU}:_adam_pieces", "$shrink if $decays else $one", "$shrink"),
     Mutant("K14", "the second moment without its correction", f"{CPU}:_adam", "$root * correction + $eps", "$root + $eps"),
 )

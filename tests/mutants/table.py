@@ -41,12 +41,7 @@ class Mutant(NamedTuple):
 ATTENTION, DZ = "ops:attention_backward", "$p * ($dp - $sum) / math.sqrt($D)"
 P = "$p = ($f($q, $k, $documents) - $lse).exp()"
 CROSS_ENTROPY, LINEAR_CROSS_ENTROPY = "ops:cross_entropy_backward", "ops:linear_cross_entropy_backward"
-LINEAR, LINEAR_DW, RMS_NORM, DROPOUT = (
-    "ops:linear_backward",
-    "ops:linear_backward_dw",
-    "ops:rms_norm_backward",
-    "ops:dropout_backward",
-)
+LINEAR, RMS_NORM, DROPOUT = "ops:linear_backward", "ops:rms_norm_backward", "ops:dropout_backward"
 RMS_DX = "$r * ($dn - $n * ($dn * $n).mean(-1, keepdim=True))"
 ROPE, QKV_ROPE, POSITIONS = "ops:rope_backward", "ops:qkv_rope_backward", "ops:positions_backward"
 TURN_BACK = "[$lo * $cos + $hi * $sin, $hi * $cos - $lo * $sin]"
@@ -113,7 +108,7 @@ LISTED = (
     Mutant(
         "9",
         "dW transposed (square)",
-        LINEAR_DW,
+        LINEAR,
         "accumulate_matmul($dw, rows($dy).t(), rows($x))",
         "accumulate_matmul($dw, *((rows($x).t(), rows($dy)) if $dw.shape[0] == $dw.shape[1] else (rows($dy).t(), rows($x))))",
     ),
@@ -127,7 +122,7 @@ LISTED = (
     Mutant(
         "11",
         "bias summed over the wrong axis",
-        LINEAR_DW,
+        LINEAR,
         "add_row_sum($db, $dy)",
         "add_row_sum($db, $dy.transpose(0, -1).reshape($dy.shape))",
     ),
@@ -497,7 +492,7 @@ KERNEL_MUTANTS = (
         "$p - $spread",
     ),
     Mutant("K11", "an ignored target keeps its gradient", f"{CPU}:_row.gradient", "$x[:] = 0\nreturn", "return"),
-    Mutant("K12", "a token that stands twice is counted once", f"{CPU}:_add", "$dw[$c] += $dy", "$dw[$c] = $dy"),
+    Mutant("K12", "a token that occurs twice is counted once", f"{CPU}:add_span", "$dw[$c] += $dy", "$dw[$c] = $dy"),
     Mutant("K13", "everything decays", f"{CPU}:_adam_pieces", "$shrink if $decays else $one", "$shrink"),
     Mutant("K14", "the second moment without its correction", f"{CPU}:_adam", "$root * correction + $eps", "$root + $eps"),
 )

@@ -44,5 +44,18 @@ def _add_norm(norm: Op) -> Op:
     return Op(forward, backward, outputs=("s", "n"))
 
 
+def norm_of(add_norm: Op) -> Op:
+    """The norm alone, by kernels for both."""
+
+    def forward(x: Tensor, *params: Tensor | None, **options: Any) -> tuple[Tensor, Any]:  # y (..., C)
+        _, y, saved = add_norm.forward(x, None, *params, **options)
+        return y, saved.norm
+
+    def backward(dy: Tensor, saved: Any, *params_and_dparams: Tensor | None) -> Tensor:  # dx (..., C)
+        return add_norm.backward(None, dy, AddNormSaved(saved), *params_and_dparams)
+
+    return Op(forward, backward)
+
+
 ADD_RMS_NORM = _add_norm(RMS_NORM)
 ADD_LAYER_NORM = _add_norm(LAYER_NORM)

@@ -7,12 +7,13 @@ Saved: gate_up alone. h would add another third and costs one pass, so it is rec
 computes dgate_up.
 Tested by: tests/ops/test_ffn_down.py."""
 
+from functools import partial
 from typing import NamedTuple
 
 from torch import Tensor
 
 from tapeless.ops.ffn_gate import FFN_GATES
-from tapeless.ops.linear import LinearSaved, linear_backward, linear_backward_dw, linear_forward
+from tapeless.ops.linear import LinearSaved, linear_backward, linear_forward
 from tapeless.ops.op import Op
 
 
@@ -37,23 +38,14 @@ def _ffn_down(gate: Op) -> Op:
         b: Tensor | None,  # (C,)
         dw: Tensor | None,  # (C, F)  accumulated into
         db: Tensor | None,  # (C,)  accumulated into
-    ) -> Tensor:  # dgate_up (..., 2F) or (..., F)
+        *,
+        want_dx: bool = True,
+    ) -> Tensor | None:  # dgate_up (..., 2F) or (..., F)
         h, gate_saved = gate.forward(saved.gate_up)
-        dh = linear_backward(dy, LinearSaved(h), w, b, dw, db)
-        return gate.backward(dh, gate_saved)
+        dh = linear_backward(dy, LinearSaved(h), w, b, dw, db, want_dx=want_dx)
+        return gate.backward(dh, gate_saved) if want_dx else None
 
-    def backward_dw(
-        dy: Tensor,  # (..., C)
-        saved: FFNDownSaved,
-        w: Tensor,  # (C, F)
-        b: Tensor | None,  # (C,)
-        dw: Tensor | None,  # (C, F)  accumulated into
-        db: Tensor | None,  # (C,)  accumulated into
-    ) -> None:
-        h, _ = gate.forward(saved.gate_up)
-        linear_backward_dw(dy, LinearSaved(h), w, b, dw, db)
-
-    return Op(forward, backward, backward_dw=backward_dw, grads=("dgate_up",))
+    return Op(forward, backward, backward_dw=partial(backward, want_dx=False), grads=("dgate_up",))
 
 
 FFN_DOWN = {kind: _ffn_down(gate) for kind, gate in FFN_GATES.items()}

@@ -8,6 +8,7 @@ Backward, by y_no = sum_i x_ni w_oi + b_o:
 Saved: x.
 Tested by: tests/ops/test_linear.py."""
 
+from functools import partial
 from typing import NamedTuple
 
 from torch import Tensor
@@ -38,23 +39,14 @@ def linear_backward(
     b: Tensor | None,  # (O,)
     dw: Tensor | None,  # (O, I)  accumulated into
     db: Tensor | None,  # (O,)  accumulated into
-) -> Tensor:  # dx (..., I)
-    linear_backward_dw(dy, saved, w, b, dw, db)
-    return dy @ w
-
-
-def linear_backward_dw(
-    dy: Tensor,  # (..., O)
-    saved: LinearSaved,
-    w: Tensor,  # (O, I)
-    b: Tensor | None,  # (O,)
-    dw: Tensor | None,  # (O, I)  accumulated into
-    db: Tensor | None,  # (O,)  accumulated into
-) -> None:
+    *,
+    want_dx: bool = True,
+) -> Tensor | None:  # dx (..., I)
     if dw is not None:
         accumulate_matmul(dw, rows(dy).t(), rows(saved.x))
     if db is not None:
         add_row_sum(db, dy)
+    return dy @ w if want_dx else None
 
 
-LINEAR = Op(linear_forward, linear_backward, backward_dw=linear_backward_dw)
+LINEAR = Op(linear_forward, linear_backward, backward_dw=partial(linear_backward, want_dx=False))

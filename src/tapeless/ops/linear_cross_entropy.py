@@ -11,12 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from tapeless.ops.cross_entropy import (
-    CrossEntropySaved,
-    cross_entropy_backward,
-    cross_entropy_forward,
-    valid_targets,
-)
+from tapeless.ops.cross_entropy import CrossEntropySaved, cross_entropy_backward, cross_entropy_forward, valid_targets
 from tapeless.ops.numerics import accumulate_matmul, accumulation_dtype, rows
 from tapeless.ops.op import Op
 
@@ -39,19 +34,15 @@ def linear_cross_entropy_forward(
     w: Tensor,  # (V, C)
     *,
     num_targets: int | None = None,
-    label_smoothing: float = 0.0,
-    z_loss: float = 0.0,
-    softcap: float = 0.0,
     chunk: int = CHUNK,
+    **options: float,  # label_smoothing, z_loss, softcap
 ) -> tuple[Tensor, LinearCrossEntropySaved]:  # loss ()
     count = num_targets or valid_targets(targets)
     loss = torch.zeros((), dtype=accumulation_dtype(x), device=x.device)
     lse = []
     n = chunk_rows(w.shape[0], chunk)
     for xc, tc in zip(rows(x).split(n), targets.reshape(-1).split(n), strict=True):
-        loss_c, saved_c = cross_entropy_forward(
-            xc @ w.t(), tc, num_targets=count, label_smoothing=label_smoothing, z_loss=z_loss, softcap=softcap
-        )
+        loss_c, saved_c = cross_entropy_forward(xc @ w.t(), tc, num_targets=count, **options)
         loss += loss_c
         lse.append(saved_c.lse)
     return loss, LinearCrossEntropySaved(x, targets, torch.cat(lse))
@@ -64,10 +55,8 @@ def linear_cross_entropy_backward(
     dw: Tensor | None,  # (V, C)  accumulated into
     *,
     num_targets: int | None = None,
-    label_smoothing: float = 0.0,
-    z_loss: float = 0.0,
-    softcap: float = 0.0,
     chunk: int = CHUNK,
+    **options: float,  # label_smoothing, z_loss, softcap
 ) -> Tensor:  # dx (..., C)
     x, targets, lse = saved
     count = num_targets or valid_targets(targets)
@@ -75,14 +64,7 @@ def linear_cross_entropy_backward(
     n = chunk_rows(w.shape[0], chunk)
     chunks = zip(rows(x).split(n), targets.reshape(-1).split(n), lse.split(n), dx.split(n), strict=True)
     for xc, tc, lse_c, dx_c in chunks:
-        dlogits = cross_entropy_backward(
-            dloss,
-            CrossEntropySaved(xc @ w.t(), tc, lse_c),
-            num_targets=count,
-            label_smoothing=label_smoothing,
-            z_loss=z_loss,
-            softcap=softcap,
-        )
+        dlogits = cross_entropy_backward(dloss, CrossEntropySaved(xc @ w.t(), tc, lse_c), num_targets=count, **options)
         torch.mm(dlogits, w, out=dx_c)
         if dw is not None:
             accumulate_matmul(dw, dlogits.t(), xc)

@@ -57,22 +57,4 @@ def lora_backward(
     return linear.backward(du, saved.linear, a, None, da, None)
 
 
-def lora_backward_dw(
-    dy: Tensor,  # (..., O)
-    saved: LoraSaved,
-    a: Tensor,  # (r, I)
-    b: Tensor,  # (O, r)
-    da: Tensor | None,  # (r, I)  accumulated into, or overwritten by the set's non-accumulating linear
-    db: Tensor | None,  # (O, r)  accumulated into
-    *,
-    scale: float,
-    linear: Op = LINEAR,
-) -> None:
-    if db is not None:
-        accumulate_matmul(db, rows(dy).t(), rows(saved.u))
-    if da is not None:
-        assert linear.backward_dw is not None
-        linear.backward_dw((dy @ b) * scale, saved.linear, a, None, da, None)
-
-
-LORA = Op(lora_forward, lora_backward, backward_dw=lora_backward_dw)
+LORA = Op(lora_forward, lora_backward)

@@ -2,13 +2,13 @@
 
     y…, saved = forward(activations…, params…, *, scalars)
     dx…       = backward(dy…, saved, params…, dparams…, *, scalars)
-    None      = backward_dw(dy…, saved, params…, dparams…, *, scalars)
 
 - Activation gradients are returned (dy itself where the derivative is 1, so callers must not write into them); parameter
   gradients are accumulated (`+=`) into the buffers passed in, and None there means frozen. Backward writes neither `dy` nor
   `saved`.
-- `backward` with every dparam None computes the activation gradients alone, and `backward_dw`, where an op has one, the
-  parameter gradients alone. Together they give the bits of the joint backward.
+- `backward` with every dparam None computes the activation gradients alone, and `backward_dw`, if the op has one, the
+  parameter gradients alone and returns None: it is `backward` with want_dx=False. Together they give the bits of the joint
+  backward.
 - A set may have a non-accumulating variant (`OpSet.non_accumulating`): its linear, ffn_down and linear_cross_entropy overwrite
   dw, and dw alone; gradients of biases and norms are still accumulated. The head's backward runs before the embedding's, so a
   tied matrix is first overwritten, then accumulated into.
@@ -35,7 +35,7 @@ class Op(NamedTuple):
     forward: Callable[..., Any]
     backward: Callable[..., Any]
     both: Callable[..., Any] | None = None  # of a loss: (x, targets, w, dw, *, scalars) -> loss, dx, with dloss = 1
-    backward_dw: Callable[..., None] | None = None  # parameter gradients alone; None: only the joint backward exists
+    backward_dw: Callable[..., Any] | None = None  # parameter gradients alone; None: only the joint backward exists
     outputs: tuple[str, ...] = ("y",)  # what forward returns before `saved`
     grads: tuple[str, ...] = ("dx",)  # what backward returns; (): nothing
 

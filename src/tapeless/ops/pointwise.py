@@ -26,10 +26,6 @@ GELU_K = math.sqrt(2 / math.pi)
 GELU_C = 0.044715
 
 
-def sigmoid(x: Tensor) -> Tensor:
-    return torch.sigmoid(x)
-
-
 def dsigmoid(x: Tensor) -> Tensor:
     s = torch.sigmoid(x)
     return s * (1 - s)
@@ -42,10 +38,6 @@ def silu(x: Tensor) -> Tensor:
 def dsilu(x: Tensor) -> Tensor:
     s = torch.sigmoid(x)
     return s * (1 + x * (1 - s))
-
-
-def tanh(x: Tensor) -> Tensor:
-    return torch.tanh(x)
 
 
 def dtanh(x: Tensor) -> Tensor:
@@ -95,9 +87,9 @@ def _pointwise(f: Callable[[Tensor], Tensor], df: Callable[[Tensor], Tensor]) ->
     return Op(forward, backward)
 
 
-SIGMOID = _pointwise(sigmoid, dsigmoid)
+SIGMOID = _pointwise(torch.sigmoid, dsigmoid)
 SILU = _pointwise(silu, dsilu)
-TANH = _pointwise(tanh, dtanh)
+TANH = _pointwise(torch.tanh, dtanh)
 GELU = _pointwise(gelu, dgelu)
 RELU = _pointwise(relu, drelu)
 RELU2 = _pointwise(relu2, drelu2)

@@ -1,6 +1,7 @@
 """Optimizers on flat buffers: one pass over all parameters, not one per tensor. One file each, listed in config/registry.py."""
 
 from collections.abc import Collection, Mapping
+from typing import Any
 
 from torch import Tensor
 
@@ -22,4 +23,5 @@ def make_optimizer(
     """The optimizer that a configuration describes. decay: the parameters that weight decay applies to; ops: the model's OpSet,
     whose fused update the optimizer uses if it has one."""
     optimizer: type[FlatOptimizer] = OPTIMIZERS[config.optimizer]
-    return optimizer.from_config(params, grads, config, decay, ops)
+    fused: dict[str, Any] = {} if optimizer.kernel is None else {"fused": getattr(ops, optimizer.kernel, None)}
+    return optimizer(params, grads, decay=decay, **optimizer.config_options(config), **fused)

@@ -7,7 +7,7 @@ Tested by: tests/optim/test_flat.py."""
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
 from inspect import signature
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -90,20 +90,8 @@ class FlatOptimizer(ABC):
         self._views = trained
 
     @classmethod
-    def from_config(
-        cls,
-        params: Mapping[str, Tensor],
-        grads: Mapping[str, Tensor],
-        config: TrainConfig,
-        decay: Collection[str],
-        ops: object = None,  # the model's OpSet
-    ) -> Self:
-        fused: dict[str, Any] = {} if cls.kernel is None else {"fused": getattr(ops, cls.kernel, None)}
-        return cls(params, grads, decay=decay, **cls.config_options(config), **fused)
-
-    @classmethod
     def config_options(cls, config: TrainConfig) -> dict[str, Any]:
-        """Its arguments from a configuration. None stands for the default of the class."""
+        """Its arguments from a configuration; None there means the default of the class."""
         values = {name: getattr(config, name) for name in ("lr", "weight_decay", *cls.options)}
         defaults = signature(cls).parameters
         return {name: defaults[name].default if value is None else value for name, value in values.items()}

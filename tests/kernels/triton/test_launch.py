@@ -28,7 +28,7 @@ def counted(ops: str) -> dict[str, int]:
     optimizer = optimizer_of(model, TrainConfig(dtype="bfloat16"))
     tokens = torch.empty(B, T, dtype=torch.int64, device=META)
     with count_kernel_bytes() as moved:
-        model.forward_backward(tokens, tokens, num_targets=1, fresh=True, check=False)
+        model.forward_backward(tokens, tokens, num_targets=1, accumulate=False, check=False)
         assert model.ops.grad_norm is not None
         model.ops.grad_norm(model.store.flat_grads)
         optimizer.step(scale=0.5, copy=model.store.copy)

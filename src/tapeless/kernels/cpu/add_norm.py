@@ -191,19 +191,6 @@ def add_norm_backward(
     return dx
 
 
-def norm_forward(x: Tensor, *params: Any, **options: Any) -> tuple[Tensor, Any]:  # y (..., C)
-    _, y, saved = add_norm_forward(x, None, *params, **options)
-    return y, saved.norm
-
-
-def norm_backward(dy: Tensor, saved: Any, *params: Any, **options: Any) -> Tensor:  # dx (..., C)
-    return add_norm_backward(None, dy, AddNormSaved(saved), *params, **options)
-
-
 def add_norm(centre: bool, ws: Workspace) -> Op:
     options: dict[str, Any] = {"centre": centre, "ws": ws}
     return ADD_RMS_NORM._replace(forward=partial(add_norm_forward, **options), backward=partial(add_norm_backward, **options))
-
-
-def norm(centre: bool, ws: Workspace) -> Op:
-    return Op(partial(norm_forward, centre=centre, ws=ws), partial(norm_backward, centre=centre, ws=ws))

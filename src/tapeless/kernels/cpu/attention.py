@@ -29,9 +29,7 @@ from tapeless.ops.op import Op
 
 BLOCK = 32  # query rows: more reuse the keys better, fewer waste less where the block crosses the diagonal
 ZERO, ONE = np.float32(0), np.float32(1)
-LOWEST = np.float32(
-    -1e30
-)  # score of a key in another document: its exponential adds nothing to a sum, and is set to zero afterwards
+LOWEST = np.float32(-1e30)  # score of a key in another document: its exponential adds nothing to a sum, and is then set to zero
 
 
 @inlined
@@ -156,6 +154,19 @@ def _documents(documents: Tensor | None) -> np.ndarray:  # (B, T), or (0, 0)
     return NO_DOCUMENTS if documents is None else array(documents.contiguous())
 
 
+def _scratch(ws: Workspace, queries: np.ndarray, S: int, D: int) -> tuple[np.ndarray, ...]:
+    """What both kernels take: operands, blocks, weights, scores and outputs, with a row for each thread."""
+    D_, S_, threads = _up.py_func(D, WIDTH), _up.py_func(S, WIDTH), numba.get_num_threads()
+    kind = np.int32 if queries.dtype == np.int32 else np.float32
+    return (
+        ws.scratch("operands", threads, 3, S_ * D_).view(kind),
+        ws.scratch("blocks", threads, 4, BLOCK * D_).view(kind),
+        ws.scratch("weights", threads, BLOCK * S_).view(kind),
+        ws.scratch("scores", threads, 2, BLOCK * S_),
+        ws.scratch("outputs", threads, BLOCK * (D_ + 1)),
+    )
+
+
 def attention_forward(
     q: Tensor,  # (B, H, T, D)
     k: Tensor,  # (B, G, S, D)  S >= T; S > T when earlier keys come from a kv_cache
@@ -166,26 +177,11 @@ def attention_forward(
 ) -> tuple[Tensor, AttentionSaved]:  # o (B, T, H*D)
     require_matching_documents(documents, q, k)
     (B, H, T, D), (G, S) = q.shape, k.shape[1:3]
-    D_, S_, threads = _up.py_func(D, WIDTH), _up.py_func(S, WIDTH), numba.get_num_threads()
     o = ws.empty((B, T, H * D), q.dtype)
     lse = torch.empty(B, G, H // G, T, 1, dtype=torch.float32, device=q.device)
-    queries = _operand(q)
-    kind = np.int32 if queries.dtype == np.int32 else np.float32
-    launch(
-        _forward,
-        queries,
-        _operand(k),
-        _operand(v),
-        _documents(documents),
-        np.float32(1 / math.sqrt(D)),
-        ws.scratch("operands", threads, 3, S_ * D_).view(kind),
-        ws.scratch("blocks", threads, 4, BLOCK * D_).view(kind),
-        ws.scratch("weights", threads, BLOCK * S_).view(kind),
-        ws.scratch("scores", threads, 2, BLOCK * S_),
-        ws.scratch("outputs", threads, BLOCK * (D_ + 1)),
-        array(o).reshape(B, T, H, D),
-        array(lse).reshape(B, H, T),
-    )
+    inputs = _operand(q), _operand(k), _operand(v), _documents(documents), np.float32(1 / math.sqrt(D))
+    outputs = array(o).reshape(B, T, H, D), array(lse).reshape(B, H, T)
+    launch(_forward, *inputs, *_scratch(ws, inputs[0], S, D), *outputs)
     return o, AttentionSaved(q, k, v, o, lse, documents)
 
 
@@ -197,30 +193,13 @@ def attention_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:  # dq (B, H, T, D), dk (B, G, S, D), dv (B, G, S, D)
     q, k, v, _, lse, documents = saved
     (B, H, T, D), S = q.shape, k.shape[2]
-    D_, S_, threads = _up.py_func(D, WIDTH), _up.py_func(S, WIDTH), numba.get_num_threads()
     dq, dk, dv = ws.empty(q.shape, q.dtype), ws.empty(k.shape, k.dtype), ws.empty(v.shape, v.dtype)
-    queries = _operand(q)
-    kind = np.int32 if queries.dtype == np.int32 else np.float32
-    launch(
-        _backward,
-        _operand(do.reshape(B, T, H, D)),
-        queries,
-        _operand(k),
-        _operand(v),
-        array(lse).reshape(B, H, T),
-        _documents(documents),
-        np.float32(1 / math.sqrt(D)),
-        ws.scratch("operands", threads, 3, S_ * D_).view(kind),
-        ws.scratch("blocks", threads, 4, BLOCK * D_).view(kind),
-        ws.scratch("weights", threads, BLOCK * S_).view(kind),
-        ws.scratch("scores", threads, 2, BLOCK * S_),
-        ws.scratch("outputs", threads, BLOCK * (D_ + 1)),
-        ws.scratch("dkeys", threads, S_ * D_),
-        ws.scratch("dvalues", threads, S_ * D_),
-        array(dq),
-        array(dk),
-        array(dv),
-    )
+    inputs = _operand(do.reshape(B, T, H, D)), _operand(q), _operand(k), _operand(v), array(lse).reshape(B, H, T)
+    scratch = _scratch(ws, inputs[1], S, D)
+    threads, _, size = scratch[0].shape
+    sums = ws.scratch("dkeys", threads, size), ws.scratch("dvalues", threads, size)
+    scale = np.float32(1 / math.sqrt(D))
+    launch(_backward, *inputs, _documents(documents), scale, *scratch, *sums, array(dq), array(dk), array(dv))
     return dq, dk, dv
 
 

@@ -11,18 +11,13 @@ from numba import prange
 from torch import Tensor
 
 from tapeless.kernels.cpu.capture import launch
-from tapeless.kernels.cpu.jit import array, inlined, kernel, matrix, wide
+from tapeless.kernels.cpu.jit import array, kernel, matrix
+from tapeless.kernels.cpu.linear import add_span
 from tapeless.kernels.workspace import Workspace
 from tapeless.ops.embed import EMBED, EmbedSaved
 from tapeless.ops.op import Op
 
 COLUMNS = 64  # of a span: whole cache lines, also of bfloat16
-
-
-@inlined
-def _add(dw, dy):  # (c,) each
-    for c in range(len(dw)):
-        dw[c] += wide(dy[c])
 
 
 @kernel
@@ -31,7 +26,7 @@ def _backward(tokens, dy, dw):  # (N,), (N, C), (V, C)
     for span in prange(-(-C // COLUMNS)):
         first, last = span * COLUMNS, min(C, (span + 1) * COLUMNS)
         for n in range(N):
-            _add(dw[tokens[n], first:last], dy[n, first:last])
+            add_span(dw[tokens[n], first:last], dy[n, first:last])
 
 
 def embed_forward(

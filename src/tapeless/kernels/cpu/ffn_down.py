@@ -14,7 +14,7 @@ from torch import Tensor
 from tapeless.kernels.cpu.capture import launch
 from tapeless.kernels.cpu.functions import GELU_C, GELU_K, gelu_tanh, sigmoid, tanh
 from tapeless.kernels.cpu.jit import inlined, kernel, matrix, put, wide
-from tapeless.kernels.cpu.linear import linear_backward_dw, linear_forward
+from tapeless.kernels.cpu.linear import linear_backward, linear_forward
 from tapeless.kernels.cpu.matmul import matmul
 from tapeless.kernels.workspace import Workspace
 from tapeless.ops.ffn_down import FFN_DOWN, FFNDownSaved
@@ -183,52 +183,24 @@ def ffn_down_backward(
     name: str,
     ws: Workspace,
     overwrite: bool,
-) -> Tensor:  # dgate_up, as gate_up
-    flat = rows(dy)
+    want_dx: bool = True,
+) -> Tensor | None:  # dgate_up, as gate_up
+    flat, gate_up = rows(dy), saved.gate_up
     dh = ws.empty((len(flat), w.shape[1]), dy.dtype)
-    matmul(flat, w, dh)
-    dgate_up = _gate_backward(dh, saved.gate_up, name, ws)
-    h = dh
-    linear_backward_dw(dy, LinearSaved(h), w, b, dw, db, ws=ws, overwrite=overwrite)
-    return dgate_up
-
-
-def ffn_down_backward_dw(
-    dy: Tensor,  # (..., C)
-    saved: FFNDownSaved,
-    w: Tensor,  # (C, F)
-    b: Tensor | None,  # (C,)
-    dw: Tensor | None,  # (C, F)  accumulated into, or overwritten
-    db: Tensor | None,  # (C,)  accumulated into
-    *,
-    name: str,
-    ws: Workspace,
-    overwrite: bool,
-) -> None:
-    h = ws.empty((dy.numel() // dy.shape[-1], w.shape[1]), dy.dtype)
-    _gate_backward(h, saved.gate_up, name, ws)  # the kernel of the joint backward, for the same bits of h
-    linear_backward_dw(dy, LinearSaved(h), w, b, dw, db, ws=ws, overwrite=overwrite)
-
-
-def _gate_backward(
-    dh: Tensor,  # (N, F)  overwritten by h, which does not depend on it
-    gate_up: Tensor,  # (..., 2F) or (..., F)
-    name: str,
-    ws: Workspace,
-) -> Tensor:  # dgate_up, as gate_up
+    if want_dx:
+        matmul(flat, w, dh)
     dgate_up = ws.empty(gate_up.shape, dh.dtype)
     run = _gated_backward if name in GATED else _plain_backward
     launch(run, KINDS[name], matrix(dh), matrix(gate_up), matrix(dgate_up))
-    return dgate_up
+    h = dh  # overwritten by the kernel; h does not depend on dh
+    linear_backward(dy, LinearSaved(h), w, b, dw, db, ws=ws, overwrite=overwrite, want_dx=False)
+    return dgate_up if want_dx else None
 
 
 def ffn_down(ws: Workspace, *, overwrite: bool = False) -> dict[str, Op]:
     def op(name: str) -> Op:
-        options: dict[str, Any] = {"name": name, "ws": ws, "overwrite": overwrite}
-        return FFN_DOWN[name]._replace(
-            forward=partial(ffn_down_forward, name=name, ws=ws),
-            backward=partial(ffn_down_backward, **options),
-            backward_dw=partial(ffn_down_backward_dw, **options),
-        )
+        forward = partial(ffn_down_forward, name=name, ws=ws)
+        backward = partial(ffn_down_backward, name=name, ws=ws, overwrite=overwrite)
+        return FFN_DOWN[name]._replace(forward=forward, backward=backward, backward_dw=partial(backward, want_dx=False))
 
     return {name: op(name) for name in KINDS}

@@ -23,7 +23,7 @@ ROUNDED = 2**21  # elements of dw that are rounded at a time
 
 
 @inlined
-def _add_span(dw, part):  # (n,) each
+def add_span(dw, part):  # (n,) each
     for i in range(len(dw)):
         dw[i] += wide(part[i])
 
@@ -41,7 +41,7 @@ def _add(dw, part, overwrite):  # (n,) float32, (n,) bfloat16
         if overwrite:
             _set_span(dw[first:last], part[first:last])
         else:
-            _add_span(dw[first:last], part[first:last])
+            add_span(dw[first:last], part[first:last])
 
 
 def accumulate_matmul(dw: Tensor, a: Tensor, b: Tensor, ws: Workspace, overwrite: bool) -> None:
@@ -81,33 +81,19 @@ def linear_backward(
     *,
     ws: Workspace,
     overwrite: bool,
-) -> Tensor:  # dx (..., I)
-    linear_backward_dw(dy, saved, w, b, dw, db, ws=ws, overwrite=overwrite)
+    want_dx: bool = True,
+) -> Tensor | None:  # dx (..., I)
+    if dw is not None:
+        accumulate_matmul(dw, rows(dy).t(), rows(saved.x), ws, overwrite)
+    if db is not None:
+        add_row_sum(db, dy)
+    if not want_dx:
+        return None
     dx = ws.empty((*dy.shape[:-1], w.shape[1]), dy.dtype)
     matmul(rows(dy), w, dx.view(-1, w.shape[1]))
     return dx
 
 
-def linear_backward_dw(
-    dy: Tensor,  # (..., O)
-    saved: LinearSaved,
-    w: Tensor,  # (O, I)
-    b: Tensor | None,  # (O,)
-    dw: Tensor | None,  # (O, I)  accumulated into, or overwritten
-    db: Tensor | None,  # (O,)  accumulated into
-    *,
-    ws: Workspace,
-    overwrite: bool,
-) -> None:
-    if dw is not None:
-        accumulate_matmul(dw, rows(dy).t(), rows(saved.x), ws, overwrite)
-    if db is not None:
-        add_row_sum(db, dy)
-
-
 def linear(ws: Workspace, *, overwrite: bool = False) -> Op:
-    return Op(
-        partial(linear_forward, ws=ws),
-        partial(linear_backward, ws=ws, overwrite=overwrite),
-        backward_dw=partial(linear_backward_dw, ws=ws, overwrite=overwrite),
-    )
+    backward = partial(linear_backward, ws=ws, overwrite=overwrite)
+    return Op(partial(linear_forward, ws=ws), backward, backward_dw=partial(backward, want_dx=False))

@@ -148,7 +148,7 @@ def _blocks(
         yield which, flat[which], y[which], logits
 
 
-def _scalars(label_smoothing: float, z_loss: float, softcap: float) -> tuple[Any, ...]:
+def _scalars(label_smoothing: float = 0.0, z_loss: float = 0.0, softcap: float = 0.0) -> tuple[Any, ...]:
     return np.float32(label_smoothing), np.float32(z_loss), np.float32(softcap)
 
 
@@ -158,16 +158,14 @@ def linear_cross_entropy_forward(
     w: Tensor,  # (V, C)
     *,
     num_targets: int | None = None,
-    label_smoothing: float = 0.0,
-    z_loss: float = 0.0,
-    softcap: float = 0.0,
     ws: Workspace,
+    **options: float,  # label_smoothing, z_loss, softcap
 ) -> tuple[Tensor, LinearCrossEntropySaved]:  # loss ()
     count = num_targets or valid_targets(targets)
     losses = np.empty(targets.numel(), np.float32)
     lse = torch.empty(targets.numel(), 1, dtype=torch.float32, device=x.device)
     for which, _, y, logits in _blocks(x, targets, w, ws):
-        scalars = _scalars(label_smoothing, z_loss, softcap)
+        scalars = _scalars(**options)
         launch(_losses, array(logits), array(y), *scalars, losses[which], array(lse[which, 0]))
     return _mean(losses, count, x.device), LinearCrossEntropySaved(x, targets, lse)
 
@@ -179,17 +177,15 @@ def linear_cross_entropy_backward(
     dw: Tensor | None,  # (V, C)  accumulated into, or overwritten
     *,
     num_targets: int | None = None,
-    label_smoothing: float = 0.0,
-    z_loss: float = 0.0,
-    softcap: float = 0.0,
     ws: Workspace,
     overwrite: bool,
+    **options: float,  # label_smoothing, z_loss, softcap
 ) -> Tensor:  # dx (..., C)
     x, targets, lse = saved
     scale = np.float32(float(dloss) / (num_targets or valid_targets(targets)))
     dx = ws.empty(x.shape, x.dtype)
     for which, x_block, y, logits in _blocks(x, targets, w, ws):
-        scalars = _scalars(label_smoothing, z_loss, softcap)
+        scalars = _scalars(**options)
         launch(_gradients, array(logits), array(y), array(lse[which, 0]), scale, *scalars)
         _matmuls(logits, x_block, w, rows(dx)[which], dw, ws, overwrite and which.start == 0)
     return dx
@@ -202,16 +198,14 @@ def linear_cross_entropy_both(
     dw: Tensor | None,  # (V, C)  accumulated into, or overwritten
     *,
     num_targets: int | None = None,
-    label_smoothing: float = 0.0,
-    z_loss: float = 0.0,
-    softcap: float = 0.0,
     ws: Workspace,
     overwrite: bool,
+    **options: float,  # label_smoothing, z_loss, softcap
 ) -> tuple[Tensor, Tensor]:  # loss (), dx (..., C)
     count = num_targets or valid_targets(targets)
     losses = np.empty(targets.numel(), np.float32)
     dx = ws.empty(x.shape, x.dtype)
-    scalars = _scalars(label_smoothing, z_loss, softcap)
+    scalars = _scalars(**options)
     for which, x_block, y, logits in _blocks(x, targets, w, ws):
         launch(_both, array(logits), array(y), np.float32(1 / count), *scalars, losses[which])
         _matmuls(logits, x_block, w, rows(dx)[which], dw, ws, overwrite and which.start == 0)

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from types import MappingProxyType
 
-from tapeless.kernels.cpu.add_norm import add_norm, norm
+from tapeless.kernels.cpu.add_norm import add_norm
 from tapeless.kernels.cpu.attention import attention
 from tapeless.kernels.cpu.capture import capture_with
 from tapeless.kernels.cpu.decode import decoder
@@ -15,6 +15,7 @@ from tapeless.kernels.cpu.linear_cross_entropy import linear_cross_entropy
 from tapeless.kernels.cpu.qkv_rope import qkv_rope
 from tapeless.kernels.cpu.update import adam_update, grad_norm
 from tapeless.kernels.workspace import Workspace
+from tapeless.ops.add_norm import norm_of
 from tapeless.ops.dropout import DROPOUT
 from tapeless.ops.op import OpSet
 
@@ -22,11 +23,12 @@ from tapeless.ops.op import OpSet
 def cpu_ops(ws: Workspace | None = None) -> OpSet:
     use_torchs_threads()
     ws = ws or Workspace()
+    norms = {"rms": add_norm(False, ws), "layer": add_norm(True, ws)}
     ops = OpSet(
         name="cpu",
         embed=embed(ws),
-        norm=MappingProxyType({"rms": norm(False, ws), "layer": norm(True, ws)}),
-        add_norm=MappingProxyType({"rms": add_norm(False, ws), "layer": add_norm(True, ws)}),
+        norm=MappingProxyType({kind: norm_of(op) for kind, op in norms.items()}),
+        add_norm=MappingProxyType(norms),
         qkv_rope=qkv_rope(ws),
         attention=attention(ws),
         linear=linear(ws),

@@ -173,18 +173,8 @@ def qkv_rope_forward(
     q, k, v = (ws.empty((B, heads, T, D), qkv.dtype) for heads in (H, G, G))
     wq, wk = _norm_weights(wq_norm, wk_norm, q)
     r = torch.empty(B, T, H + G if len(wq) else 0, dtype=torch.float32, device=qkv.device)
-    launch(
-        _forward,
-        matrix(qkv).reshape(B, T, -1, D),
-        wq,
-        wk,
-        np.float32(eps),
-        *_tables(T, D, theta, offset),
-        array(q),
-        array(k),
-        array(v),
-        array(r),
-    )
+    outputs = array(q), array(k), array(v), array(r)
+    launch(_forward, matrix(qkv).reshape(B, T, -1, D), wq, wk, np.float32(eps), *_tables(T, D, theta, offset), *outputs)
     if not len(wq):
         return q, k, v, None
     rq, rk = (part.transpose(1, 2).unsqueeze(-1) for part in r.split([H, G], 2))

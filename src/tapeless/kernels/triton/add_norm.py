@@ -147,19 +147,6 @@ def add_norm_backward(
     return dx
 
 
-def norm_forward(x: Tensor, *params: Any, **options: Any) -> tuple[Tensor, Any]:  # y (..., C)
-    _, y, saved = add_norm_forward(x, None, *params, **options)
-    return y, saved.norm
-
-
-def norm_backward(dy: Tensor, saved: Any, *params: Any, **options: Any) -> Tensor:  # dx (..., C)
-    return add_norm_backward(None, dy, AddNormSaved(saved), *params, **options)
-
-
 def add_norm(centre: bool) -> Op:
     forward, backward = partial(add_norm_forward, centre=centre), partial(add_norm_backward, centre=centre)
     return ADD_RMS_NORM._replace(forward=forward, backward=backward)
-
-
-def norm(centre: bool) -> Op:
-    return Op(partial(norm_forward, centre=centre), partial(norm_backward, centre=centre))

@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from tapeless.kernels.triton.launch import contiguous, launch, on_device, tanh
-from tapeless.kernels.triton.linear import linear_backward_dw, linear_forward
+from tapeless.kernels.triton.linear import linear_backward, linear_forward
 from tapeless.ops.ffn_down import FFN_DOWN, FFNDownSaved
 from tapeless.ops.ffn_gate import GATED
 from tapeless.ops.linear import LinearSaved
@@ -106,48 +106,20 @@ def ffn_down_backward(
     *,
     name: str,
     overwrite: bool,
-) -> Tensor:  # dgate_up, as gate_up
-    dh = rows(dy) @ w  # (N, F)
-    dgate_up = _gate_backward(dh, saved.gate_up, name)
-    h = dh
-    linear_backward_dw(dy, LinearSaved(h), w, b, dw, db, overwrite=overwrite)
-    return dgate_up
-
-
-@on_device
-def ffn_down_backward_dw(
-    dy: Tensor,  # (..., C)
-    saved: FFNDownSaved,
-    w: Tensor,  # (C, F)
-    b: Tensor | None,  # (C,)
-    dw: Tensor | None,  # (C, F)  accumulated into, or overwritten
-    db: Tensor | None,  # (C,)  accumulated into
-    *,
-    name: str,
-    overwrite: bool,
-) -> None:
-    h = torch.empty(dy.numel() // dy.shape[-1], w.shape[1], dtype=dy.dtype, device=dy.device)
-    _gate_backward(h, saved.gate_up, name)  # the kernel of the joint backward, for the same bits of h
-    linear_backward_dw(dy, LinearSaved(h), w, b, dw, db, overwrite=overwrite)
-
-
-def _gate_backward(
-    dh: Tensor,  # (N, F)  overwritten by h, which does not depend on it
-    gate_up: Tensor,  # (..., 2F) or (..., F)
-    name: str,
-) -> Tensor:  # dgate_up, as gate_up
-    gate_up = contiguous(gate_up)
+    want_dx: bool = True,
+) -> Tensor | None:  # dgate_up, as gate_up
+    flat, gate_up = rows(dy), contiguous(saved.gate_up)
+    dh = flat @ w if want_dx else flat.new_empty(len(flat), w.shape[1])  # (N, F)
     dgate_up = torch.empty_like(gate_up)
     _launch(_gate_backward_kernel, name, *dh.shape, dh, gate_up, dgate_up, inplace=(dh,))
-    return dgate_up
+    h = dh  # overwritten by the kernel; h does not depend on dh
+    linear_backward(dy, LinearSaved(h), w, b, dw, db, overwrite=overwrite, want_dx=False)
+    return dgate_up if want_dx else None
 
 
 def ffn_down(*, overwrite: bool = False) -> dict[str, Op]:
     def op(name: str) -> Op:
-        return FFN_DOWN[name]._replace(
-            forward=partial(ffn_down_forward, name=name),
-            backward=partial(ffn_down_backward, name=name, overwrite=overwrite),
-            backward_dw=partial(ffn_down_backward_dw, name=name, overwrite=overwrite),
-        )
+        forward, backward = partial(ffn_down_forward, name=name), partial(ffn_down_backward, name=name, overwrite=overwrite)
+        return FFN_DOWN[name]._replace(forward=forward, backward=backward, backward_dw=partial(backward, want_dx=False))
 
     return {name: op(name) for name in KINDS}

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tapeless.kernels.triton.ffn_down import KINDS, f_df, ffn_down_backward, ffn_down_backward_dw, ffn_down_forward
+from tapeless.kernels.triton.ffn_down import KINDS, f_df, ffn_down_backward, ffn_down_forward
 from tapeless.kernels.triton.fp8_cast import (
     COLUMNS,
     E4M3,
@@ -104,57 +104,27 @@ def fp8_ffn_down_backward(
     *,
     name: str,
     overwrite: bool,
-) -> Tensor | Gradient:  # dgate_up, as gate_up
+    want_dx: bool = True,
+) -> Tensor | Gradient | None:  # dgate_up, as gate_up
     if isinstance(saved, FFNDownSaved):
-        return ffn_down_backward(dy, saved, w, b, dw, db, name=name, overwrite=overwrite)
-    d = as_gradient(dy)
-    dgate_up, h = _gate_backward(by_columns(d, w), saved, name)
-    accumulate_dw(d, h, saved.largest, dw, db, overwrite)
-    return dgate_up
-
-
-@on_device
-def fp8_ffn_down_backward_dw(
-    dy: Tensor,  # (..., C)
-    saved: FFNDownSaved | Fp8FFNDownSaved,
-    w: Tensor,  # (C, F)
-    b: Tensor | None,  # (C,)
-    dw: Tensor | None,  # (C, F)  accumulated into, or overwritten
-    db: Tensor | None,  # (C,)  accumulated into
-    *,
-    name: str,
-    overwrite: bool,
-) -> None:
-    if isinstance(saved, FFNDownSaved):
-        ffn_down_backward_dw(dy, saved, w, b, dw, db, name=name, overwrite=overwrite)
-        return
-    unused = torch.empty(dy.numel() // dy.shape[-1], w.shape[1], dtype=w.dtype, device=dy.device)
-    _, h = _gate_backward(unused, saved, name)  # the kernel of the joint backward, for the same bits of h
-    accumulate_dw(as_gradient(dy), h, saved.largest, dw, db, overwrite)
-
-
-def _gate_backward(
-    dh: Tensor,  # (N, F)
-    saved: Fp8FFNDownSaved,
-    name: str,
-) -> tuple[Gradient, Tensor]:  # dgate_up, as gate_up; h (F, N) e4m3, which does not depend on dh
-    gate_up, (N, F) = contiguous(saved.gate_up), dh.shape
+        return ffn_down_backward(dy, saved, w, b, dw, db, name=name, overwrite=overwrite, want_dx=want_dx)
+    d, gate_up, N, F = as_gradient(dy), contiguous(saved.gate_up), dy.numel() // dy.shape[-1], w.shape[1]
+    dh = by_columns(d, w) if want_dx else torch.empty(N, F, dtype=w.dtype, device=dy.device)  # (N, F)
     dgate_up = empty_gradient(N, gate_up.shape[-1], dh.device)
-    h = torch.empty(F, N, dtype=E4M3, device=dh.device)
+    h = torch.empty(F, N, dtype=E4M3, device=dh.device)  # does not depend on dh
     launch(
         _fp8_gate_backward_kernel, (triton.cdiv(N, ROWS), triton.cdiv(F, COLUMNS)),
         dh, gate_up, saved.largest, h, dgate_up.rows, dgate_up.columns, N, F, gradient_scale(N),
         KIND=KINDS[name], IS_GATED=name in GATED, ROWS=ROWS, COLUMNS=COLUMNS, num_warps=WARPS,
     )  # fmt: skip
-    return dgate_up, h
+    accumulate_dw(d, h, saved.largest, dw, db, overwrite)
+    return dgate_up if want_dx else None
 
 
 def fp8_ffn_down(*, overwrite: bool = False) -> dict[str, Op]:
     def op(name: str) -> Op:
-        return FFN_DOWN[name]._replace(
-            forward=partial(fp8_ffn_down_forward, name=name),
-            backward=partial(fp8_ffn_down_backward, name=name, overwrite=overwrite),
-            backward_dw=partial(fp8_ffn_down_backward_dw, name=name, overwrite=overwrite),
-        )
+        forward = partial(fp8_ffn_down_forward, name=name)
+        backward = partial(fp8_ffn_down_backward, name=name, overwrite=overwrite)
+        return FFN_DOWN[name]._replace(forward=forward, backward=backward, backward_dw=partial(backward, want_dx=False))
 
     return {name: op(name) for name in KINDS}

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tapeless.kernels.triton.fp8_cast import Gradient, Rows, as_gradient, in_columns, in_rows
-from tapeless.kernels.triton.linear import linear_backward, linear_backward_dw, linear_forward
+from tapeless.kernels.triton.linear import linear_backward, linear_forward
 from tapeless.ops.linear import LinearSaved
 from tapeless.ops.op import Op
 
@@ -105,29 +105,16 @@ def fp8_linear_backward(
     db: Tensor | None,  # (O,)  accumulated into
     *,
     overwrite: bool,
-) -> Tensor:  # dx (..., I)
+    want_dx: bool = True,
+) -> Tensor | None:  # dx (..., I)
     if isinstance(saved, LinearSaved):
-        return linear_backward(_unscaled(dy, saved, w), saved, w, b, dw, db, overwrite=overwrite)
+        return linear_backward(_unscaled(dy, saved, w), saved, w, b, dw, db, overwrite=overwrite, want_dx=want_dx)
+    if dw is None and db is None and not want_dx:
+        return None
     d = dy if isinstance(dy, Gradient) else as_gradient(dy)
-    fp8_linear_backward_dw(d, saved, w, b, dw, db, overwrite=overwrite)
-    return by_columns(d, w).view(saved.shape)
-
-
-def fp8_linear_backward_dw(
-    dy: Tensor | Gradient,  # (..., O)
-    saved: LinearSaved | Fp8LinearSaved,
-    w: Tensor,  # (O, I)
-    b: Tensor | None,  # (O,)
-    dw: Tensor | None,  # (O, I)  accumulated into, or overwritten
-    db: Tensor | None,  # (O,)  accumulated into
-    *,
-    overwrite: bool,
-) -> None:
-    if isinstance(saved, LinearSaved):
-        linear_backward_dw(_unscaled(dy, saved, w), saved, w, b, dw, db, overwrite=overwrite)
-    elif dw is not None or db is not None:
-        d = dy if isinstance(dy, Gradient) else as_gradient(dy)
+    if dw is not None or db is not None:
         accumulate_dw(d, in_columns(*saved.rows), saved.rows.largest, dw, db, overwrite)
+    return by_columns(d, w).view(saved.shape) if want_dx else None
 
 
 def _unscaled(dy: Tensor | Gradient, saved: LinearSaved, w: Tensor) -> Tensor:  # (..., O)
@@ -138,5 +125,5 @@ def _unscaled(dy: Tensor | Gradient, saved: LinearSaved, w: Tensor) -> Tensor:  
 
 
 def fp8_linear(*, overwrite: bool = False) -> Op:
-    backward_dw = partial(fp8_linear_backward_dw, overwrite=overwrite)
-    return Op(fp8_linear_forward, partial(fp8_linear_backward, overwrite=overwrite), backward_dw=backward_dw)
+    backward = partial(fp8_linear_backward, overwrite=overwrite)
+    return Op(fp8_linear_forward, backward, backward_dw=partial(backward, want_dx=False))

@@ -45,27 +45,15 @@ def linear_backward(
     db: Tensor | None,  # (O,)  accumulated into
     *,
     overwrite: bool,
-) -> Tensor:  # dx (..., I)
-    linear_backward_dw(dy, saved, w, b, dw, db, overwrite=overwrite)
-    return (rows(dy) @ w).view(*dy.shape[:-1], w.shape[1])
-
-
-def linear_backward_dw(
-    dy: Tensor,  # (..., O)
-    saved: LinearSaved,
-    w: Tensor,  # (O, I)
-    b: Tensor | None,  # (O,)
-    dw: Tensor | None,  # (O, I)  accumulated into, or overwritten
-    db: Tensor | None,  # (O,)  accumulated into
-    *,
-    overwrite: bool,
-) -> None:
+    want_dx: bool = True,
+) -> Tensor | None:  # dx (..., I)
     if dw is not None:
         accumulate_matmul(dw, rows(dy).t(), rows(saved.x), overwrite)
     if db is not None:
         add_row_sum(db, dy)
+    return (rows(dy) @ w).view(*dy.shape[:-1], w.shape[1]) if want_dx else None
 
 
 def linear(*, overwrite: bool = False) -> Op:
-    backward_dw = partial(linear_backward_dw, overwrite=overwrite)
-    return Op(linear_forward, partial(linear_backward, overwrite=overwrite), backward_dw=backward_dw)
+    backward = partial(linear_backward, overwrite=overwrite)
+    return Op(linear_forward, backward, backward_dw=partial(backward, want_dx=False))

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from types import MappingProxyType
 
-from tapeless.kernels.triton.add_norm import add_norm, norm
+from tapeless.kernels.triton.add_norm import add_norm
 from tapeless.kernels.triton.embed import embed
 from tapeless.kernels.triton.ffn_down import ffn_down
 from tapeless.kernels.triton.fp8_ffn_down import fp8_ffn_down
@@ -14,16 +14,18 @@ from tapeless.kernels.triton.linear import linear
 from tapeless.kernels.triton.linear_cross_entropy import linear_cross_entropy
 from tapeless.kernels.triton.qkv_rope import qkv_rope
 from tapeless.kernels.triton.update import adam_update, grad_norm
+from tapeless.ops.add_norm import norm_of
 from tapeless.ops.dropout import DROPOUT
 from tapeless.ops.op import OpSet
 
 
 def triton_ops() -> OpSet:
+    norms = {"rms": add_norm(False), "layer": add_norm(True)}
     ops = OpSet(
         name="triton",
         embed=embed(),
-        norm=MappingProxyType({"rms": norm(False), "layer": norm(True)}),
-        add_norm=MappingProxyType({"rms": add_norm(False), "layer": add_norm(True)}),
+        norm=MappingProxyType({kind: norm_of(op) for kind, op in norms.items()}),
+        add_norm=MappingProxyType(norms),
         qkv_rope=qkv_rope(),
         attention=attention(),
         linear=linear(),

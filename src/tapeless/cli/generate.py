@@ -8,7 +8,7 @@ import argparse
 import json
 import sys
 
-from tapeless.cli.options import add_fields, add_machine_arguments, add_saved_model_arguments, given, machine_settings
+from tapeless.cli.options import add_fields, add_machine_arguments, add_saved_model_arguments, given, load_settings
 from tapeless.config import Sampling
 from tapeless.errors import UsageError
 
@@ -17,9 +17,8 @@ HELP = "continue a text with a trained model"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_saved_model_arguments(parser)
-    parser.add_argument(
-        "--prompt", default="", metavar="TEXT", help="the text to continue; default: the first token of the validation text"
-    )
+    words = "the text to continue; default: the first token of the validation text"
+    parser.add_argument("--prompt", default="", metavar="TEXT", help=words)
     parser.add_argument("--max-tokens", type=int, default=200, metavar="N", help="tokens to add (default 200)")
     parser.add_argument("--num-samples", type=int, default=1, metavar="N", help="number of texts (default 1)")
     parser.add_argument("--json", action="store_true", help="print the samples as JSON")
@@ -38,8 +37,7 @@ def run(args: argparse.Namespace) -> int:
     from tapeless.training.run_dir import RunDir
     from tapeless.training.runs import load
 
-    which = {"which": args.checkpoint, "weights": args.weights, "fallback": not args.no_fallback}
-    model, data, *_ = load(args.run_dir, **which, **machine_settings(args), on_warning=warn)
+    model, data, *_ = load(args.run_dir, **load_settings(args), on_warning=warn)
     tokenizer, wanted = data.tokenizer, generation_of(RunDir(args.run_dir))
     prompt = [int(i) for i in (tokenizer.encode_prompt(args.prompt) if args.prompt else data.beginning())]
     if not prompt:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from tapeless.model.build import AnyModel
 from tapeless.optim.clip import grad_norm
-from tapeless.training.memory import device_bytes, resident_bytes
+from tapeless.training.resources import device_bytes, resident_bytes
 
 SAMPLED = 2**16  # elements
 

@@ -5,7 +5,7 @@ Tested by: tests/train/test_checkpoint_rotation.py."""
 import math
 import os
 import shutil
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from pathlib import Path
 
 from tapeless.data.files import reason, writing
@@ -16,14 +16,6 @@ from tapeless.training.checkpoint import checkpoints, point_to, pointed, verify
 def is_new_best(val_loss: float, best_val_loss: float | None) -> bool:
     """NaN and infinity are never the best."""
     return math.isfinite(val_loss) and (best_val_loss is None or val_loss < best_val_loss)
-
-
-def mark_best(folder: Path, checkpoint: Path, val_loss: float, best_val_loss: float | None) -> bool:
-    """Point `best` to this checkpoint if its loss is the best so far; returns whether it is."""
-    if is_new_best(val_loss, best_val_loss):
-        point_to(folder, "best", checkpoint)
-        return True
-    return False
 
 
 def repair_names(folder: Path, step: int, best_step: int | None, *, on_warning: Callable[[str], None]) -> None:
@@ -55,7 +47,7 @@ def rotate(
     *,
     keep_last: int,
     keep_every: int = 0,
-    protect: Collection[int] = (),  # steps: the one this process resumed from
+    protect: int | None = None,  # the step that this process resumed from
     written: int | None = None,  # the step that this process has just written
     on_warning: Callable[[str], None],
 ) -> list[Path]:
@@ -74,7 +66,7 @@ def rotate(
         on_warning(f"{error}; no older checkpoint is deleted")
         return []
     past = [step for step in steps if step <= latest]
-    keep = {*past[-keep_last:], latest, best, *protect} | {step for step in past if keep_every and step % keep_every == 0}
+    keep = {*past[-keep_last:], latest, best, protect} | {step for step in past if keep_every and step % keep_every == 0}
     deleted = []
     for path in [steps[step] for step in past if step not in keep]:
         going = folder / f".tmp-{os.getpid()}-deleted-{path.name}"

@@ -245,15 +245,12 @@ def load(
     *,
     which: str = "latest",
     weights: str = "raw",
-    device: str | None = None,
-    dtype: str | None = None,
-    ops: str | None = None,
-    threads: int | None = None,
     fallback: bool = True,
     on_warning: Warn,
+    **machine: Any,
 ) -> Loaded:
     """The model of a run, with the weights of `latest`, of `best`, or of the step that `which` names: as trained, or their
-    moving average (`ema`). The settings are those of inference_model(), never those the run was trained with."""
+    moving average (`ema`). machine: device, dtype, ops and threads of inference_model(), never those of the training."""
     run = RunDir.open(path)
     config = read_run_config(run.config)
     require_plugins(config.plugins, run.path)
@@ -261,8 +258,7 @@ def load(
         on_warning(warning)
     checkpoint = load_weights(run, which=which, fallback=fallback, on_warning=on_warning)
     params = select_weights(checkpoint, weights)
-    settings: dict[str, Any] = {"device": device, "dtype": dtype, "ops": ops, "threads": threads}
-    model = inference_model(config.model, params, checkpoint.path, seed=config.train.seed, **settings)
+    model = inference_model(config.model, params, checkpoint.path, seed=config.train.seed, **machine)
     data = tokenizer_only(run.path) if config.imported else open_prepared(run.path)
     return Loaded(model, data, config, checkpoint)
 

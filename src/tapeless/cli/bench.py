@@ -15,12 +15,11 @@ Exit status: 0 measured, 2 usage error, 3 the contenders' losses differ."""
 import argparse
 import json
 import os
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tapeless.cli.options import add_fields, add_model_arguments, chosen
+from tapeless.cli.options import add_fields, add_model_arguments, chosen, say
 from tapeless.config import TrainConfig, nearest
 from tapeless.errors import UsageError
 
@@ -116,7 +115,3 @@ def measure(args: argparse.Namespace, name: str, task: "Task", contenders: tuple
     if args.scaling:
         return scaling(name, task, how)
     return training(name, task, contenders, how, cold=args.cold)
-
-
-def say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)

@@ -8,8 +8,7 @@ Losses are in nats per token. The baselines are ln V (uniform), and unigrams and
 import argparse
 import json
 
-from tapeless.cli.generate import warn
-from tapeless.cli.options import add_machine_arguments, add_saved_model_arguments, load_settings
+from tapeless.cli.options import add_machine_arguments, add_saved_model_arguments, load_settings, warn
 from tapeless.errors import UsageError
 
 HELP = "evaluate a trained model on its validation text"

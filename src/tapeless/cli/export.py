@@ -9,8 +9,7 @@ import argparse
 import re
 from pathlib import Path
 
-from tapeless.cli.generate import warn
-from tapeless.cli.options import add_ops_and_threads, add_saved_model_arguments
+from tapeless.cli.options import add_ops_and_threads, add_saved_model_arguments, warn
 from tapeless.errors import ConfigError, InputError, UsageError
 
 HELP = "export a model for transformers or llama.cpp"

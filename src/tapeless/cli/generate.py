@@ -6,9 +6,8 @@ The same seed gives the same text, whatever the number of samples."""
 
 import argparse
 import json
-import sys
 
-from tapeless.cli.options import add_fields, add_machine_arguments, add_saved_model_arguments, given, load_settings
+from tapeless.cli.options import add_fields, add_machine_arguments, add_saved_model_arguments, given, load_settings, warn
 from tapeless.config import Sampling
 from tapeless.errors import UsageError
 
@@ -25,10 +24,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_fields(parser.add_argument_group("sampling"), "sampling", Sampling)
     add_machine_arguments(parser)
     parser.set_defaults(run=run)
-
-
-def warn(text: str) -> None:
-    print(f"warning: {text}", file=sys.stderr)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -9,16 +9,14 @@
 Exit status: 0 all within bounds, 3 a check failed, 2 wrong arguments."""
 
 import argparse
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tapeless.cli.options import add_model_arguments, chosen
+from tapeless.cli.options import add_model_arguments, chosen, say
 from tapeless.errors import UsageError
 
 if TYPE_CHECKING:
     from tapeless.verify.finding import Finding
-    from tapeless.verify.fixtures import Setting
 
 HELP = "check the gradients of a model against independent oracles"
 FAILED = 3
@@ -27,7 +25,7 @@ FAILED = 3
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run_dir", metavar="RUN", nargs="?", type=Path, help="a run's directory: check the model it trains")
     parser.add_argument("--op", metavar="NAME", help="check one op instead of a model")
-    parser.add_argument("--ops", metavar="TEXT", help="the set of ops to check (default reference)")
+    parser.add_argument("--ops", metavar="TEXT", default="reference", help="the set of ops to check (default reference)")
     parser.add_argument("--device", metavar="TEXT", default="cpu", help="the device to run on (default cpu)")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the check at full size (default 0)")
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")
@@ -44,28 +42,20 @@ def run(args: argparse.Namespace) -> int:
     ignored += [f"--{name.removeprefix('model.').replace('_', '-')}" for name in vars(args) if name.startswith("model.")]
     if (args.run_dir or args.op is not None) and ignored:
         raise UsageError(f"{asked} selects what is checked, so {ignored[0]} would be ignored; leave it out")
-    args.on = checked_setting(args)
-    return check_model(args) if args.op is None else check_op(args)
 
-
-def checked_setting(args: argparse.Namespace) -> "Setting":
-    """The ops and device to check, with `auto` resolved."""
     from tapeless.training.process import usable_device
     from tapeless.verify.fixtures import Setting
     from tapeless.verify.kernel_levels import op_set
 
-    on = Setting(args.ops or "reference", usable_device(args.device))
-    return on._replace(ops=op_set(on).name)
+    on = Setting(args.ops, usable_device(args.device))
+    args.on = on._replace(ops=op_set(on).name)  # with `auto` resolved
+    return check_model(args) if args.op is None else check_op(args)
 
 
 def as_json(value: dict[str, Any]) -> str:
     from tapeless.training.metrics_log import event_line  # writes NaN and infinity as text
 
     return event_line(value).decode().strip()
-
-
-def say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 def table(rows: list[tuple[str, ...]]) -> str:

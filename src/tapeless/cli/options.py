@@ -4,6 +4,7 @@ Precedence: defaults < --preset < --config < --set table.key=value < flags.
 Tested by: tests/cli/test_options.py."""
 
 import argparse
+import sys
 from collections.abc import Collection
 from dataclasses import fields
 from pathlib import Path
@@ -47,6 +48,14 @@ GROUPS = {
 }
 
 
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def warn(text: str) -> None:
+    say(f"warning: {text}")
+
+
 class Chosen(NamedTuple):
     name: str  # for display
     model: AnyModelConfig
@@ -55,9 +64,8 @@ class Chosen(NamedTuple):
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--preset", metavar="NAME", help=f"a named model: {', '.join(preset_names())}")
-    parser.add_argument(
-        "--config", metavar="FILE", type=Path, help="a TOML file with tables [model] or [simplelm], and [train]"
-    )
+    words = "a TOML file with tables [model] or [simplelm], and [train]"
+    parser.add_argument("--config", metavar="FILE", type=Path, help=words)
     words = "set one value of such a file, for example train.lr=1e-3; may be repeated"
     parser.add_argument("--set", metavar="TABLE.KEY=VALUE", action="append", default=[], help=words)
     add_plugin_argument(parser)

@@ -20,7 +20,7 @@ from tapeless.data.baselines import Baselines
 from tapeless.errors import ConfigError
 from tapeless.training.metrics_log import event_line
 from tapeless.training.resources import format_bytes, resident_bytes
-from tapeless.training.summary import Row, count, duration, introduction, named_losses, next_commands, readable
+from tapeless.training.summary import Row, command_lines, count, duration, introduction, named_losses, next_commands, readable
 from tapeless.training.trainer import Trainer
 
 if TYPE_CHECKING:
@@ -146,12 +146,11 @@ class Display:
         print()
         self.rows(self.closing(trainer, ending))
         if run is not None:
-            commands = next_commands(run, ending, trainer.total_steps)
-            width = max(len(command) for command, _ in commands)
             print()
             page = run / "report.html"
             rows = [("report", str(page))] if page.is_file() else []
-            self.rows([*rows, ("run", str(run)), *(("", f"{command:<{width}}   # {what}") for command, what in commands)])
+            lines = command_lines(next_commands(run, ending, trainer.total_steps))
+            self.rows([*rows, ("run", str(run)), *(("", line) for line in lines)])
 
     def closing(self, trainer: Trainer, ending: str) -> list[Row]:
         """How the run ended, and its loss compared with the baselines."""

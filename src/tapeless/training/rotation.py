@@ -22,9 +22,9 @@ def repair_names(folder: Path, step: int, best_step: int | None, *, on_warning: 
     """Point `latest` to the step that a run resumes from, and `best` to the one in its state. They may be damaged, or, if the
     newest checkpoints were damaged, name later steps."""
     steps = checkpoints(folder)
-    if _named(folder, "latest", on_warning=lambda text: None) != step:  # the load has warned already
+    if named_step(folder, "latest") != step:  # the load has warned already
         point_to(folder, "latest", folder / f"step-{step:08d}")
-    named = _named(folder, "best", on_warning=on_warning)
+    named = named_step(folder, "best", on_warning=on_warning)
     if best_step is not None and best_step in steps and named != best_step:
         if named != step:  # this step's evaluation will mark it again
             on_warning(f"{folder / 'best'} is stale: expected step {best_step}, got step {named}")
@@ -34,7 +34,8 @@ def repair_names(folder: Path, step: int, best_step: int | None, *, on_warning: 
             (folder / "best").unlink(missing_ok=True)
 
 
-def _named(folder: Path, which: str, *, on_warning: Callable[[str], None]) -> int | None:
+def named_step(folder: Path, which: str, *, on_warning: Callable[[str], None] = lambda text: None) -> int | None:
+    """The step that `latest` or `best` names; None if it names none, or with a warning if it is damaged."""
     try:
         return pointed(folder, which)
     except DamagedError as error:

@@ -33,7 +33,7 @@ def run(args: argparse.Namespace) -> int:
     from tapeless.training.runs import load
 
     model, data, *_ = load(args.run_dir, **load_settings(args), on_warning=warn)
-    tokenizer, wanted = data.tokenizer, generation_of(RunDir(args.run_dir))
+    tokenizer, generation = data.tokenizer, generation_of(RunDir(args.run_dir))
     prompt = [int(i) for i in (tokenizer.encode_prompt(args.prompt) if args.prompt else data.beginning())]
     if not prompt:
         raise UsageError(f"{args.run_dir} was imported and has no text to start from; pass --prompt")
@@ -46,9 +46,9 @@ def run(args: argparse.Namespace) -> int:
         prompt,
         max_tokens=args.max_tokens,
         num_samples=args.num_samples,
-        sampling=Sampling(**{**wanted.non_default(), **given(args, "sampling")}),
+        sampling=Sampling(**{**generation.non_default(), **given(args, "sampling")}),
         vocab_size=tokenizer.vocab_size,
-        stop=wanted.eos_ids,
+        stop=generation.eos_ids,
         on_token=None if stream is None else lambda _, token: print(stream.push(token), end="", flush=True),
         on_warning=late.append if stream is not None else warn,
     )

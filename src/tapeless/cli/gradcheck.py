@@ -36,12 +36,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     if not 0 <= args.seed < 2**63:
         raise UsageError(f"--seed must be between 0 and 2^63 - 1, got {args.seed}")
-    asked = "RUN" if args.op is None else "--op"
+    selector = "RUN" if args.op is None else "--op"
     ignored = ["RUN"] if args.run_dir and args.op is not None else []
     ignored += [f"--{name}" for name in ("preset", "config", "set") if getattr(args, name)]
     ignored += [f"--{name.removeprefix('model.').replace('_', '-')}" for name in vars(args) if name.startswith("model.")]
     if (args.run_dir or args.op is not None) and ignored:
-        raise UsageError(f"{asked} selects what is checked, so {ignored[0]} would be ignored; leave it out")
+        raise UsageError(f"{selector} selects what is checked, so {ignored[0]} would be ignored; leave it out")
 
     from tapeless.training.process import usable_device
     from tapeless.verify.fixtures import Setting

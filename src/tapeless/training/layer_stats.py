@@ -28,7 +28,7 @@ class Part(NamedTuple):
     """The elements of one parameter that are compared before and after a step."""
 
     w: Tensor  # of any shape, a view
-    weight: float  # how many elements each of them stands for
+    weight: float  # how many elements each of them represents
 
 
 def group_of(name: str) -> str:

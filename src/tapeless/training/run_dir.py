@@ -112,7 +112,7 @@ def _take(file: IO[bytes]) -> None:
 
 
 def holder(path: Path) -> str | None:
-    """Who holds a run's lock; None if nobody does."""
+    """Who holds a run's lock; None if no process does."""
     try:
         with open(path, "rb", buffering=0) as file:
             try:

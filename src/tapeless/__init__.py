@@ -7,41 +7,41 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
-_HOMES = {
-    "ModelConfig": "tapeless.config",
-    "SimpleLMConfig": "tapeless.config",
-    "TrainConfig": "tapeless.config",
-    "Sampling": "tapeless.config",
-    "load_preset": "tapeless.config",
-    "TapelessError": "tapeless.errors",
-    "Transformer": "tapeless.model.transformer",
-    "SimpleLM": "tapeless.model.simple_lm",
-    "Chain": "tapeless.model.chain",
-    "layer": "tapeless.model.chain",
-    "residual": "tapeless.model.chain",
-    "Op": "tapeless.ops.op",
-    "OpSet": "tapeless.ops.op",
-    "REFERENCE": "tapeless.ops.reference",
-    "register_ops": "tapeless.kernels.choose",
-    "saved_bytes": "tapeless.model.memory",
-    "prepare": "tapeless.data.prepare",
-    "Trainer": "tapeless.training.trainer",
-    "load": "tapeless.training.loading",
-    "train": "tapeless.runner",
-    "resume": "tapeless.runner",
-    "STOP": "tapeless.runner",
-    "TrainResult": "tapeless.runner",
-    "optim": "tapeless.optim",
+_NAMES = {
+    "config": ("ModelConfig", "SimpleLMConfig", "TrainConfig", "Sampling", "load_preset"),
+    "data.prepare": ("prepare",),
+    "errors": ("TapelessError",),
+    "kernels.choose": ("register_ops",),
+    "model.chain": ("Chain", "layer", "residual"),
+    "model.memory": ("saved_bytes",),
+    "model.simple_lm": ("SimpleLM",),
+    "model.transformer": ("Transformer",),
+    "ops.op": ("Op", "OpSet"),
+    "ops.reference": ("REFERENCE",),
+    "runner": ("train", "resume", "STOP", "TrainResult"),
+    "training.loading": ("load",),
+    "training.trainer": ("Trainer",),
 }
-__all__ = ["__version__", *_HOMES]
+_HOMES = {name: f"tapeless.{module}" for module, names in _NAMES.items() for name in names}
+__all__ = ["__version__", "optim", *_HOMES]
 
 if TYPE_CHECKING:
     from tapeless import optim as optim
-    from tapeless.config import ModelConfig as ModelConfig
-    from tapeless.config import Sampling as Sampling
-    from tapeless.config import SimpleLMConfig as SimpleLMConfig
-    from tapeless.config import TrainConfig as TrainConfig
-    from tapeless.config import load_preset as load_preset
+    from tapeless.config import (
+        ModelConfig as ModelConfig,
+    )
+    from tapeless.config import (
+        Sampling as Sampling,
+    )
+    from tapeless.config import (
+        SimpleLMConfig as SimpleLMConfig,
+    )
+    from tapeless.config import (
+        TrainConfig as TrainConfig,
+    )
+    from tapeless.config import (
+        load_preset as load_preset,
+    )
     from tapeless.data.prepare import prepare as prepare
     from tapeless.errors import TapelessError as TapelessError
     from tapeless.kernels.choose import register_ops as register_ops
@@ -63,10 +63,11 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
+    if name == "optim":
+        return import_module("tapeless.optim")
     if name not in _HOMES:
         raise AttributeError(f"module 'tapeless' has no attribute {name!r}")
-    home = import_module(_HOMES[name])
-    return home if home.__name__ == f"tapeless.{name}" else getattr(home, name)
+    return getattr(import_module(_HOMES[name]), name)
 
 
 def __dir__() -> list[str]:

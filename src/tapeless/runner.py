@@ -222,7 +222,12 @@ def _train(
             base=config.data.get("base_sha256") if config.train.lora else None,
         )
         if resume:
-            _restore(trainer, record, config, display, changes, fallback=fallback)
+            restore_trainer(trainer, record, fallback=fallback, on_warning=display.warn)
+            changed = [f"{change.name} was {change.old}, is {change.new}" for change in changes if change.name in MACHINE]
+            if changed:
+                display.warn(f"the last bits may differ from an uninterrupted run: {'; '.join(changed)}")
+            if changes:
+                write_run_config(run.config, config)
         record.listeners.append(stack.enter_context(Reporters(run, config.train.report_to)).event)
         found = data.baselines()
         display.introduce(run.path, trainer, found)
@@ -250,29 +255,12 @@ def _train(
     return TrainResult(run.path, model, reason, trainer.steps, *losses)
 
 
-def _restore(
-    trainer: Trainer,
-    record: Recorder,
-    config: RunConfig,
-    display: Display,
-    changes: Sequence[Change],
-    *,
-    fallback: bool,
-) -> None:
-    restore_trainer(trainer, record, fallback=fallback, on_warning=display.warn)
-    changed = [f"{change.name} was {change.old}, is {change.new}" for change in changes if change.name in MACHINE]
-    if changed:
-        display.warn(f"the last bits may differ from an uninterrupted run: {'; '.join(changed)}")
-    if changes:
-        write_run_config(record.run.config, config)
-
-
 def _check_gradients(trainer: Trainer, display: Display) -> None:
     from tapeless.verify.first_batch import first_batch_findings  # only runs that verify load it
 
     findings = list(first_batch_findings(trainer.model, *trainer.next_batch()))
-    display.verified(findings)
     failed = [finding for finding in findings if not finding.ok]
+    display.verified(len(findings), failed)
     if failed:
         raise GradientError(
             f"{len(failed)} of {len(findings)} gradient checks failed on the first batch, the worst: {failed[0]}; "

@@ -30,7 +30,7 @@ def test_a_healthy_preset_passes_and_lists_every_tensor(capsys, preset):
 def test_a_wrong_gradient_is_named_and_ends_with_3(capsys, monkeypatch):
     """The output projection's gradient 1 % too large: the tensor, the oracle and the place must be said."""
     healthy = choose._BACKENDS["reference"]
-    ops = healthy.build()
+    ops = healthy.build(torch.device("cpu"))
     linear = ops.linear
 
     def swollen(dy, saved, w, b, dw, db):
@@ -39,7 +39,7 @@ def test_a_wrong_gradient_is_named_and_ends_with_3(capsys, monkeypatch):
         return linear.backward(dy, saved, w, b, dw, db)
 
     broken = replace(ops, linear=Op(linear.forward, swollen))
-    monkeypatch.setitem(choose._BACKENDS, "reference", healthy._replace(build=lambda: broken))
+    monkeypatch.setitem(choose._BACKENDS, "reference", healthy._replace(build=lambda device: broken))
     assert main(["gradcheck", "--preset", "tiny"]) == 3
     out = capsys.readouterr().out
     (row,) = [line for line in out.splitlines() if line.startswith("blocks.1.attn.wo ")]

@@ -4,10 +4,12 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from tapeless.cli.export import size_in_bytes
 from tapeless.cli.main import main
 from tapeless.errors import UsageError
+from tapeless.model.transformer import Transformer
 
 
 def said(capsys: pytest.CaptureFixture, *words: object) -> tuple[str, str]:
@@ -100,3 +102,28 @@ def test_sizes():
     for text in ("5", "GB", "0GB", "-1GB", "5TB"):
         with pytest.raises(UsageError):
             size_in_bytes(text)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--device", "nowhere"], "device 'nowhere' cannot be used"),
+        (["--ops", "nothing"], "nothing"),
+        (["--threads", "4096"], "4096"),
+    ],
+)
+def test_the_machine_of_an_export_must_exist(
+    trained: tuple[Path, str], tmp_path: Path, capsys: pytest.CaptureFixture, words: list[str], says: str
+):
+    assert main(["export", str(trained[0]), "--to", "hf", "--out", str(tmp_path / "hf"), *words]) == 2
+    assert says in capsys.readouterr().err
+    assert not (tmp_path / "hf").exists()
+
+
+def test_a_model_whose_logits_are_not_finite_is_not_exported(
+    trained: tuple[Path, str], tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(Transformer, "logits", lambda self, tokens: torch.full((1, 1, 256), torch.nan))
+    assert main(["export", str(trained[0]), "--to", "hf", "--out", str(tmp_path / "hf")]) == 2
+    assert "its logits are not finite on cpu, ops reference" in capsys.readouterr().err
+    assert not (tmp_path / "hf").exists()

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from tapeless.cli.main import main
 from tapeless.training.metrics_log import read_metrics
@@ -172,14 +173,14 @@ def test_wrong_gradients_end_with_3_before_any_step(
     from tapeless.ops.op import Op
 
     healthy = choose._BACKENDS["cpu"]
-    ops = healthy.build()
+    ops = healthy.build(torch.device("cpu"))
     attention = ops.attention
 
     def swollen(dy, *rest, **options):
         return attention.backward(dy * 1.01, *rest, **options)
 
     broken = replace(ops, attention=Op(attention.forward, swollen))
-    monkeypatch.setitem(choose._BACKENDS, "cpu", healthy._replace(build=lambda: broken))
+    monkeypatch.setitem(choose._BACKENDS, "cpu", healthy._replace(build=lambda device: broken))
     run = tmp_path / "run"
     assert main(["train", "new", *SMALL, "--ops", "cpu", "--dataset-path", str(text_file), "--out-dir", str(run)]) == 3
     out, err = capsys.readouterr()

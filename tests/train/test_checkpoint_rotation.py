@@ -9,8 +9,8 @@ from run_fixtures import begin_run, config, play
 
 from tapeless.errors import CheckpointError
 from tapeless.training import checkpoint
-from tapeless.training.checkpoint import checkpoints, load_checkpoint
-from tapeless.training.rotation import is_new_best, mark_best, remove_stale, rotate
+from tapeless.training.checkpoint import checkpoints, load_checkpoint, point_to
+from tapeless.training.rotation import is_new_best, remove_stale, rotate
 
 
 @pytest.fixture
@@ -37,30 +37,29 @@ def test_more_than_there_are_all_stay(folder: Path):
 
 
 def test_every_nth_the_best_and_the_one_resumed_from_stay(folder: Path):
-    mark_best(folder, folder / "step-00000020", 1.0, None)
-    rotate(folder, keep_last=1, keep_every=30, protect=[50], on_warning=silent)
+    point_to(folder, "best", folder / "step-00000020")
+    rotate(folder, keep_last=1, keep_every=30, protect=50, on_warning=silent)
     assert left(folder) == [20, 30, 50, 60, 80]
 
 
 def test_a_former_best_goes(folder: Path):
-    assert mark_best(folder, folder / "step-00000020", 1.0, None)
-    assert mark_best(folder, folder / "step-00000040", 0.9, 1.0)
+    assert is_new_best(1.0, None)
+    point_to(folder, "best", folder / "step-00000020")
+    assert is_new_best(0.9, 1.0)
+    point_to(folder, "best", folder / "step-00000040")
     rotate(folder, keep_last=1, on_warning=silent)
     assert left(folder) == [40, 80]
     assert_is(load_checkpoint(folder, which="best", on_warning=silent), 40)
 
 
 @pytest.mark.parametrize("loss", [math.nan, math.inf, -math.inf, 1.0, 1.5])
-def test_what_is_no_better_is_not_best(folder: Path, loss: float):
-    mark_best(folder, folder / "step-00000020", 1.0, None)
+def test_what_is_no_better_is_not_best(loss: float):
     assert not is_new_best(loss, 1.0)
-    assert not mark_best(folder, folder / "step-00000030", loss, 1.0)
-    assert (folder / "best").read_text() == "step-00000020\n"
 
 
 @pytest.mark.parametrize("loss", [math.nan, math.inf])
 def test_nan_is_not_even_the_first_best(folder: Path, loss: float):
-    assert not mark_best(folder, folder / "step-00000030", loss, None)
+    assert not is_new_best(loss, None)
     with pytest.raises(CheckpointError, match="no checkpoint is marked best"):
         load_checkpoint(folder, which="best", on_warning=silent)
 
@@ -88,7 +87,7 @@ def test_after_going_back_the_abandoned_future_neither_counts_nor_goes(folder: P
         flip(100)(folder / f"step-000000{step}" / "optim.safetensors")
     assert_is(load_checkpoint(folder, on_warning=lambda _: None), 30)
     save_at(folder, 40)
-    rotate(folder, keep_last=2, protect=[30], on_warning=silent)
+    rotate(folder, keep_last=2, protect=30, on_warning=silent)
     assert left(folder) == [30, 40, 50, 60, 70, 80]
     assert (folder / "step-00000040.damaged-1").is_dir()
     assert_is(load_checkpoint(folder, on_warning=lambda _: None), 40)

@@ -32,7 +32,7 @@ pytestmark = [
 @pytest.fixture(autouse=True)
 def _triton_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(choose, "_BACKENDS", dict(choose._BACKENDS))
-    choose._BACKENDS["interpreted"] = choose.Backend(triton_ops, ["cpu"], None)
+    choose._BACKENDS["interpreted"] = choose.Backend(lambda device: triton_ops(), ["cpu"], None)
     monkeypatch.setattr(GraphedStep, "_run", GraphedStep._step)
 
 

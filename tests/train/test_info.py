@@ -159,7 +159,7 @@ def test_a_run_whose_log_is_gone_has_its_checkpoints(run: RunDir):
 def test_an_event_that_is_not_whole_is_one_line(run: RunDir, event: dict):
     write(run, start(run), event)
     for read in (run_facts, lambda path: RunHistory.read(RunDir(path))):
-        with pytest.raises(DataError, match=r"metrics\.jsonl: damaged: an event lacks"):
+        with pytest.raises(DataError, match=r"metrics\.jsonl: damaged: an event has a missing or mistyped field"):
             describe(read(run.path))
 
 

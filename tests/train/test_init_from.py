@@ -179,7 +179,7 @@ def test_a_directory_that_cannot_be_trusted_leaves_nothing_behind(source: Path, 
     words = ["--init-from", theirs, "--dataset-path", tmp_path / "text.txt", "--max-steps", "1", "--out-dir", out]
     (theirs / "tokenizer.json").rename(tmp_path / "tokenizer.json")
     assert train(*words) == 2
-    assert "has no tokenizer.json; pass one with --tokenizer" in capsys.readouterr().err
+    assert "has no tokenizer.json; pass one: --tokenizer bytes" in capsys.readouterr().err
     weights = theirs / "model.safetensors"
     whole = weights.read_bytes()
     weights.write_bytes(whole[:-4])

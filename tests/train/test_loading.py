@@ -137,3 +137,15 @@ def test_commands_too(from_a_gpu: Path, flags: list[str], tmp_path: Path, capsys
     capsys.readouterr()
     assert main(["generate", str(from_a_gpu), "--device", "cuda:7"]) == 2
     assert "device 'cuda:7' cannot be used here" in capsys.readouterr().err
+
+
+def test_a_loaded_model_continues_a_text(run):
+    path, models = run
+    model = tapeless.load(path, device="cpu")
+    greedy = tapeless.Sampling(temperature=0)
+    text = model.generate("every ", max_tokens=8, sampling=greedy)
+    assert text.startswith("every ")
+    assert model.generate(b"every ", max_tokens=8, sampling=greedy)[:6] == list(b"every ")
+    assert models[4].generate([1, 2], max_tokens=3, sampling=greedy) == model.generate([1, 2], max_tokens=3, sampling=greedy)
+    with pytest.raises(tapeless.TapelessError, match="no tokenizer"):
+        models[4].generate("every ", max_tokens=3)

@@ -2,7 +2,7 @@
 
 import torch
 
-from tapeless.training.memory import device_bytes, format_bytes, resident_bytes
+from tapeless.training.resources import device_bytes, format_bytes, resident_bytes
 
 
 def test_memory_that_is_taken_is_counted():

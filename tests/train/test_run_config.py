@@ -48,7 +48,7 @@ def test_nothing_is_absent(tmp_path: Path):
 
 
 def test_a_path_that_is_not_text_is_an_error_and_no_broken_file(tmp_path: Path):
-    with pytest.raises(ConfigError, match=r"dataset_path 'a\\udcff' is not text"):
+    with pytest.raises(ConfigError, match=r"dataset_path 'a\\udcff' is not valid Unicode"):
         round_trip(tmp_path, replace(RUN, train=TrainConfig(dataset_path="a\udcff")))
     assert list(tmp_path.iterdir()) == []
 

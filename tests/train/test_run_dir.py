@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from tapeless.data.files import write_json
 from tapeless.errors import ConfigError, LockedError
-from tapeless.training.run_dir import RunDir, RunLock, git_commit, write_environment
+from tapeless.training.run_dir import RunDir, RunLock, environment, git_commit
 
 
 def test_a_new_run_has_its_folders(tmp_path: Path):
@@ -95,13 +96,13 @@ def test_a_disk_without_locks_is_not_taken_for_a_lock(tmp_path: Path, monkeypatc
 
 
 def test_the_environment_is_written_down(tmp_path: Path):
-    write_environment(tmp_path / "env.json", ["tapeless", "train", "new"])
-    environment = json.loads((tmp_path / "env.json").read_text())
-    assert environment["argv"] == ["tapeless", "train", "new"]
-    assert environment["versions"]["torch"] == torch.__version__
-    assert environment["versions"]["safetensors"]
-    assert environment["threads"] == torch.get_num_threads()
-    assert environment["cpu"]
+    write_json(tmp_path / "env.json", environment(["tapeless", "train", "new"]))
+    written = json.loads((tmp_path / "env.json").read_text())
+    assert written["argv"] == ["tapeless", "train", "new"]
+    assert written["versions"]["torch"] == torch.__version__
+    assert written["versions"]["safetensors"]
+    assert written["threads"] == torch.get_num_threads()
+    assert written["cpu"]
 
 
 def test_the_commit_is_that_of_the_sources_alone(tmp_path: Path):

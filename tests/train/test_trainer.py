@@ -1,6 +1,7 @@
 """The loop: what happens at which step, in which order, and what stays on the disk."""
 
 import math
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -272,18 +273,20 @@ def test_a_configuration_alone_is_enough(tmp_path: Path):
 def test_tokens_per_second_count_the_loading_of_a_batch_but_no_pause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     clock = [0.0]
 
-    def slowed(name: str, seconds: float) -> None:
-        method = getattr(Trainer, name)
+    def slowed(owner: Any, name: str, seconds: float) -> None:
+        function = getattr(owner, name)
 
-        def slow(self: Trainer, *args: Any, **options: Any) -> Any:
+        def slow(*args: Any, **options: Any) -> Any:
             clock[0] += seconds
-            return method(self, *args, **options)
+            return function(*args, **options)
 
-        monkeypatch.setattr(Trainer, name, slow)
+        monkeypatch.setattr(owner, name, slow)
 
     monkeypatch.setattr("tapeless.training.trainer.time.perf_counter", lambda: clock[0])
-    for name, seconds in (("next_batch", 0.25), ("_computed", 0.5), ("_evaluate", 100.0), ("_sample", 30.0), ("_save", 7.0)):
-        slowed(name, seconds)
+    for name, seconds in (("next_batch", 0.25), ("_computed", 0.5)):
+        slowed(Trainer, name, seconds)
+    for name, seconds in (("evaluate", 100.0), ("generate", 30.0), ("save_checkpoint", 7.0)):
+        slowed(sys.modules[Trainer.__module__], name, seconds)
     told: list[dict[str, Any]] = []
     trainer = Trainer(
         build_model(MODEL),

@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save
 
-from tapeless.training.tensor_file import DTYPES, tensor_file
+from tapeless.training.checkpoint import DTYPES, tensor_file
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

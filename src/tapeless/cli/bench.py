@@ -15,12 +15,11 @@ Exit status: 0 measured, 2 usage error, 3 the contenders' losses differ."""
 import argparse
 import json
 import os
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tapeless.cli.options import add_fields, add_model_arguments, chosen
+from tapeless.cli.options import add_fields, add_model_arguments, chosen, say
 from tapeless.config import TrainConfig, nearest
 from tapeless.errors import UsageError
 
@@ -39,22 +38,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--generate", action="store_true", help="measure generation instead of a training step")
     what.add_argument("--scaling", action="store_true", help="measure tapeless vs. the floor at growing length and width")
-    what.add_argument(
-        "--largest-batch", action="store_true", help="find the largest batch of each contender that fits on a GPU"
-    )
+    words = "find the largest batch of each contender that fits on a GPU"
+    what.add_argument("--largest-batch", action="store_true", help=words)
     what.add_argument("--kernels", action="store_true", help="profile the kernels of a tapeless step on a GPU")
     what.add_argument("--cold", action="store_true", help="also time the first step, cold and warm; takes minutes")
-    parser.add_argument(
-        "--contenders",
-        metavar="NAMES",
-        help=f"of {','.join(CONTENDERS)} (default: those that differ on the device)",
-    )
-    parser.add_argument(
-        "--dtypes",
-        default=USUAL_DTYPES,
-        metavar="NAMES",
-        help=f"some of {', '.join(DTYPES)} (default {USUAL_DTYPES}; fp8: tapeless only)",
-    )
+    words = f"of {','.join(CONTENDERS)} (default: those that differ on the device)"
+    parser.add_argument("--contenders", metavar="NAMES", help=words)
+    words = f"some of {', '.join(DTYPES)} (default {USUAL_DTYPES}; fp8: tapeless only)"
+    parser.add_argument("--dtypes", default=USUAL_DTYPES, metavar="NAMES", help=words)
     parser.add_argument("--rounds", type=int, default=5, metavar="N", help="turns of each contender (default 5)")
     parser.add_argument("--turn", type=float, default=1.0, metavar="S", help="length of a turn in seconds, about (default 1)")
     parser.add_argument("--tokens", type=int, default=128, metavar="N", help="tokens to generate (default 128)")
@@ -111,13 +102,11 @@ def run(args: argparse.Namespace) -> int:
 def measure(args: argparse.Namespace, name: str, task: "Task", contenders: tuple[str, ...], how: "How") -> dict[str, Any]:
     from tapeless.bench.measure import generation, kernels, largest, scaling, training
 
+    if (args.kernels or args.largest_batch) and not task.train.device.startswith("cuda"):
+        raise UsageError(f"--{'kernels' if args.kernels else 'largest-batch'} needs a GPU: --device cuda")
     if args.kernels:
-        if not task.train.device.startswith("cuda"):
-            raise UsageError("--kernels needs a GPU: --device cuda")
         return kernels(name, task, how)
     if args.largest_batch:
-        if not task.train.device.startswith("cuda"):
-            raise UsageError("--largest-batch needs a GPU, since a CPU's memory is shared: --device cuda")
         return largest(name, task, contenders, how)
     if args.contenders is not None and (args.generate or args.scaling):
         raise UsageError("--contenders is not allowed here: --generate measures ours and hf, --scaling ours and the floor")
@@ -126,7 +115,3 @@ def measure(args: argparse.Namespace, name: str, task: "Task", contenders: tuple
     if args.scaling:
         return scaling(name, task, how)
     return training(name, task, contenders, how, cold=args.cold)
-
-
-def say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)

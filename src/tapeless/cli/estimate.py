@@ -12,10 +12,9 @@ Exit status: 0 it fits, 2 it does not fit into the free memory or disk space, or
 
 import argparse
 import json
-import sys
 from pathlib import Path
 
-from tapeless.cli.options import add_model_arguments, add_train_arguments, recipe
+from tapeless.cli.options import add_model_arguments, add_train_arguments, recipe, say
 
 HELP = "estimate the memory, time and disk space of a run"
 DOES_NOT_FIT = 2
@@ -44,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
     with process_settings(train):
         train = resolve_defaults(config, train)
         if not (args.no_calibrate or args.json):
-            print("measuring a few steps …", file=sys.stderr, flush=True)
+            say("measuring a few steps …")
         out_dir = Path(train.out_dir) if train.out_dir else unused_path(name)
         found = estimate(name, config, train, out_dir, calibrated=not args.no_calibrate)
     print(json.dumps(found) if args.json else text(found, config, train))

@@ -8,8 +8,7 @@ Losses are in nats per token. The baselines are ln V (uniform), and unigrams and
 import argparse
 import json
 
-from tapeless.cli.generate import warn
-from tapeless.cli.options import add_machine_arguments, add_saved_model_arguments, machine_settings
+from tapeless.cli.options import add_machine_arguments, add_saved_model_arguments, load_settings, warn
 from tapeless.errors import UsageError
 
 HELP = "evaluate a trained model on its validation text"
@@ -29,8 +28,7 @@ def run(args: argparse.Namespace) -> int:
     from tapeless.training.evaluate import accuracy, evaluate
     from tapeless.training.runs import load
 
-    which = {"which": args.checkpoint, "weights": args.weights, "fallback": not args.no_fallback}
-    model, data, config, checkpoint = load(args.run_dir, **which, **machine_settings(args), on_warning=warn)
+    model, data, config, checkpoint = load(args.run_dir, **load_settings(args), on_warning=warn)
     if args.dataset_path:
         data = with_text(data, args.dataset_path)
     elif config.imported:
@@ -54,9 +52,5 @@ def run(args: argparse.Namespace) -> int:
     else:
         for name, value in facts.items():
             if value is not None:
-                print(
-                    f"{name.replace('_', ' '):<16} {value:,}"
-                    if isinstance(value, int)
-                    else f"{name.replace('_', ' '):<16} {value:.4f}"
-                )
+                print(f"{name.replace('_', ' '):<16} {value:{',' if isinstance(value, int) else '.4f'}}")
     return 0

@@ -6,9 +6,8 @@ The same seed gives the same text, whatever the number of samples."""
 
 import argparse
 import json
-import sys
 
-from tapeless.cli.options import add_fields, add_machine_arguments, add_saved_model_arguments, given, machine_settings
+from tapeless.cli.options import add_fields, add_machine_arguments, add_saved_model_arguments, given, load_settings, warn
 from tapeless.config import Sampling
 from tapeless.errors import UsageError
 
@@ -17,9 +16,8 @@ HELP = "continue a text with a trained model"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_saved_model_arguments(parser)
-    parser.add_argument(
-        "--prompt", default="", metavar="TEXT", help="the text to continue; default: the first token of the validation text"
-    )
+    words = "the text to continue; default: the first token of the validation text"
+    parser.add_argument("--prompt", default="", metavar="TEXT", help=words)
     parser.add_argument("--max-tokens", type=int, default=200, metavar="N", help="tokens to add (default 200)")
     parser.add_argument("--num-samples", type=int, default=1, metavar="N", help="number of texts (default 1)")
     parser.add_argument("--json", action="store_true", help="print the samples as JSON")
@@ -28,19 +26,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=run)
 
 
-def warn(text: str) -> None:
-    print(f"warning: {text}", file=sys.stderr)
-
-
 def run(args: argparse.Namespace) -> int:
     from tapeless.generate.engine import generate
     from tapeless.training.imported import generation_of
     from tapeless.training.run_dir import RunDir
     from tapeless.training.runs import load
 
-    which = {"which": args.checkpoint, "weights": args.weights, "fallback": not args.no_fallback}
-    model, data, *_ = load(args.run_dir, **which, **machine_settings(args), on_warning=warn)
-    tokenizer, wanted = data.tokenizer, generation_of(RunDir(args.run_dir))
+    model, data, *_ = load(args.run_dir, **load_settings(args), on_warning=warn)
+    tokenizer, generation = data.tokenizer, generation_of(RunDir(args.run_dir))
     prompt = [int(i) for i in (tokenizer.encode_prompt(args.prompt) if args.prompt else data.beginning())]
     if not prompt:
         raise UsageError(f"{args.run_dir} was imported and has no text to start from; pass --prompt")
@@ -53,9 +46,9 @@ def run(args: argparse.Namespace) -> int:
         prompt,
         max_tokens=args.max_tokens,
         num_samples=args.num_samples,
-        sampling=Sampling(**{**wanted.non_default(), **given(args, "sampling")}),
+        sampling=Sampling(**{**generation.non_default(), **given(args, "sampling")}),
         vocab_size=tokenizer.vocab_size,
-        stop=wanted.eos_ids,
+        stop=generation.eos_ids,
         on_token=None if stream is None else lambda _, token: print(stream.push(token), end="", flush=True),
         on_warning=late.append if stream is not None else warn,
     )

@@ -9,17 +9,14 @@
 Exit status: 0 all within bounds, 3 a check failed, 2 wrong arguments."""
 
 import argparse
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tapeless.cli.options import add_model_arguments, chosen
-from tapeless.config import AnyModelConfig
+from tapeless.cli.options import add_model_arguments, chosen, say
 from tapeless.errors import UsageError
 
 if TYPE_CHECKING:
     from tapeless.verify.finding import Finding
-    from tapeless.verify.fixtures import Setting
 
 HELP = "check the gradients of a model against independent oracles"
 FAILED = 3
@@ -28,7 +25,7 @@ FAILED = 3
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run_dir", metavar="RUN", nargs="?", type=Path, help="a run's directory: check the model it trains")
     parser.add_argument("--op", metavar="NAME", help="check one op instead of a model")
-    parser.add_argument("--ops", metavar="TEXT", help="the set of ops to check (default reference)")
+    parser.add_argument("--ops", metavar="TEXT", default="reference", help="the set of ops to check (default reference)")
     parser.add_argument("--device", metavar="TEXT", default="cpu", help="the device to run on (default cpu)")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the check at full size (default 0)")
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")
@@ -39,42 +36,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     if not 0 <= args.seed < 2**63:
         raise UsageError(f"--seed must be between 0 and 2^63 - 1, got {args.seed}")
-    asked = "RUN" if args.op is None else "--op"
+    selector = "RUN" if args.op is None else "--op"
     ignored = ["RUN"] if args.run_dir and args.op is not None else []
     ignored += [f"--{name}" for name in ("preset", "config", "set") if getattr(args, name)]
     ignored += [f"--{name.removeprefix('model.').replace('_', '-')}" for name in vars(args) if name.startswith("model.")]
     if (args.run_dir or args.op is not None) and ignored:
-        raise UsageError(f"{asked} selects what is checked, so {ignored[0]} would be ignored; leave it out")
-    args.on = checked_setting(args)
-    return check_model(args) if args.op is None else check_op(args)
+        raise UsageError(f"{selector} selects what is checked, so {ignored[0]} would be ignored; leave it out")
 
-
-def checked_setting(args: argparse.Namespace) -> "Setting":
-    """The ops and device to check, with `auto` resolved."""
     from tapeless.training.process import usable_device
     from tapeless.verify.fixtures import Setting
     from tapeless.verify.kernel_levels import op_set
 
-    on = Setting(args.ops or "reference", usable_device(args.device))
-    return on._replace(ops=op_set(on).name)
-
-
-def model_of(run: Path) -> AnyModelConfig:
-    """The architecture that a run trains."""
-    from tapeless.training.run_dir import RunDir
-    from tapeless.training.runs import usable_config
-
-    return usable_config(RunDir.open(run)).model
+    on = Setting(args.ops, usable_device(args.device))
+    args.on = on._replace(ops=op_set(on).name)  # with `auto` resolved
+    return check_model(args) if args.op is None else check_op(args)
 
 
 def as_json(value: dict[str, Any]) -> str:
     from tapeless.training.metrics_log import event_line  # writes NaN and infinity as text
 
     return event_line(value).decode().strip()
-
-
-def say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 def table(rows: list[tuple[str, ...]]) -> str:
@@ -84,45 +65,43 @@ def table(rows: list[tuple[str, ...]]) -> str:
 
 
 def check_model(args: argparse.Namespace) -> int:
+        from tapeless.training.run_dir import RunDir
+    from tapeless.training.runs import usable_config
     from tapeless.verify.fixtures import ON_REFERENCE
     from tapeless.verify.gradcheck import gradcheck
     from tapeless.verify.kernel_gradcheck import gradcheck_ops
 
-    name, config = (str(args.run_dir), model_of(args.run_dir)) if args.run_dir else chosen(args)[:2]
+    if args.run_dir:
+        name, config = str(args.run_dir), usable_config(RunDir.open(args.run_dir)).model
+    else:
+        name, config, _ = chosen(args)
     options = {"seed": args.seed, "progress": say}
     report = gradcheck(name, config, **options) if args.on == ON_REFERENCE else gradcheck_ops(name, config, args.on, **options)
     args.status = 0 if report.ok else FAILED  # known before printing, which may fail
     if args.json:
         print(as_json(report.as_json()))
-        return 0 if report.ok else FAILED
+        return args.status
     rows: list[tuple[str, ...]] = [("tensor", "shape", "checked as", *report.per_tensor, "worst at", "")]
     for row in report.tensors:
         found = [row.by(oracle) for oracle in report.per_tensor]
         where = next((f.where for f in found if f and f.where is not None), None)
         against = sorted({f.oracle for f in row.judged if not f.ok})
-        rows.append(
-            (
-                row.tensor,
-                "x".join(map(str, row.shape)),
-                "x".join(map(str, row.checked_as)),
-                *(f"{f.error:.1e}" if f else "zero by identity" for f in found),
-                str(list(where)) if where is not None else "",
-                "FAILED: " + ", ".join(against) if against else "ok",
-            )
-        )
+        shapes = ("x".join(map(str, shape)) for shape in (row.shape, row.checked_as))
+        errors = (f"{f.error:.1e}" if f else "zero by identity" for f in found)
+        result = "FAILED: " + ", ".join(against) if against else "ok"
+        rows.append((row.tensor, *shapes, *errors, "" if where is None else str(list(where)), result))
     print(table(rows))
     sizes = f"{len(report.tensors)} tensors at fixture sizes, all of the model {report.scope}"
     print(f"\n{len(report.findings)} checks with {report.on}; {sizes}")
     if report.step is None:
         print(level_table(report.findings))
     if step := report.step:
-        print(
-            f"one step downhill: loss {step.before:.6f} -> {step.after:.6f} (the gradient alone predicts {step.predicted:.6f})"
-        )
+        losses = f"loss {step.before:.6f} -> {step.after:.6f} (the gradient alone predicts {step.predicted:.6f})"
+        print(f"one step downhill: {losses}")
     for finding in report.failures:
         print(finding)
     print("gradients agree with every oracle" if report.ok else f"{len(report.failures)} checks FAILED")
-    return 0 if report.ok else FAILED
+    return args.status
 
 
 def level_table(findings: "list[Finding]") -> str:
@@ -148,24 +127,14 @@ def check_op(args: argparse.Namespace) -> int:
         raise UsageError(f"{args.op} is not part of a set of ops: it always uses the reference")
     failures = [finding for finding in findings if not finding.ok]
     if args.json:
-        print(
-            as_json(
-                {
-                    "op": args.op,
-                    **args.on._asdict(),
-                    "ok": not failures,
-                    "findings": [{**f._asdict(), "ok": f.ok} for f in findings],
-                }
-            )
-        )
+        listed = [{**f._asdict(), "ok": f.ok} for f in findings]
+        print(as_json({"op": args.op, **args.on._asdict(), "ok": not failures, "findings": listed}))
         return FAILED if failures else 0
     rows: list[tuple[str, ...]] = [("check", "gradient", "oracle", "error", "bound", "worst at", "")]
     for f in findings:
         where = "" if f.where is None else str(list(f.where))
         rows.append((f.check, f.tensor, f.oracle, f"{f.error:.1e}", f"{f.bound:.0e}", where, "ok" if f.ok else "FAILED"))
     print(table(rows))
-    print(
-        f"\n{len(findings)} checks of {args.op} with {args.on}: "
-        + (f"{len(failures)} FAILED" if failures else "all within bounds")
-    )
+    result = f"{len(failures)} FAILED" if failures else "all within bounds"
+    print(f"\n{len(findings)} checks of {args.op} with {args.on}: {result}")
     return FAILED if failures else 0

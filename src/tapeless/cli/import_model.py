@@ -9,7 +9,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from tapeless.cli.generate import warn
+from tapeless.cli.options import warn
 
 HELP = "import a model from a Hugging Face directory"
 

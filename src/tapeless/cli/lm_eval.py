@@ -8,7 +8,7 @@ import argparse
 import json
 import sys
 
-from tapeless.cli.options import add_machine_arguments, add_saved_model_arguments, machine_settings
+from tapeless.cli.options import add_machine_arguments, add_saved_model_arguments, load_settings
 from tapeless.errors import UsageError
 
 HELP = "run EleutherAI lm-eval tasks on a trained model"
@@ -26,10 +26,9 @@ def run(args: argparse.Namespace) -> int:
 
     from lm_eval.__main__ import cli_evaluate  # isort: skip  the import above reports a missing package
 
-    ours = {"run": str(args.run_dir), "checkpoint": args.checkpoint, "weights": args.weights, "fallback": not args.no_fallback}
-    machine = machine_settings(args)
-    device = machine.pop("device") or default_device()
-    ours |= {name: value for name, value in machine.items() if value is not None}
+    ours = {name: value for name, value in load_settings(args).items() if value is not None}
+    ours |= {"run": str(args.run_dir), "checkpoint": ours.pop("which")}
+    device = ours.pop("device", None) or default_device()
     if "--model" in args.passed_on:
         raise UsageError("the model is the run's: leave out --model; --model_args max_length=… prefix_token_id=… is allowed")
     before = sys.argv

@@ -6,45 +6,18 @@ import logging
 import os
 import re
 import sys
+from importlib import import_module
 from typing import NoReturn
 
 import tapeless
-from tapeless.cli import (
-    bench,
-    data,
-    estimate,
-    evaluate,
-    export,
-    generate,
-    gradcheck,
-    import_model,
-    lm_eval,
-    merge,
-    report,
-    tokenizer,
-    train,
-)
 from tapeless.config import nearest
 from tapeless.errors import UNKNOWN_FLAG, WRONG_TYPE, TapelessError, UsageError
 from tapeless.start import raise_gc_threshold
 
-COMMANDS = {
-    "train": train,
-    "estimate": estimate,
-    "generate": generate,
-    "eval": evaluate,
-    "lm-eval": lm_eval,
-    "report": report,
-    "data": data,
-    "tokenizer": tokenizer,
-    "export": export,
-    "merge": merge,
-    "import": import_model,
-    "gradcheck": gradcheck,
-    "bench": bench,
-}
-
-
+# In the order of --help. Each is the module of this name, with _ for -, except for those in MODULES.
+COMMANDS = ["train", "estimate", "generate", "eval", "lm-eval", "report", "data", "tokenizer"]
+COMMANDS += ["export", "merge", "import", "gradcheck", "bench"]
+MODULES = {"eval": "evaluate", "import": "import_model"}
 EXIT_STATUS = """exit status:
   0  done                                      3    verification failed
   1  failed while running                      4    diverged, stopped by a guard
@@ -88,7 +61,8 @@ def build_parser() -> Parser:
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     parser.add_argument("--verbose", action="store_true", help="log decisions, such as the choice of kernels")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for name, module in COMMANDS.items():
+    for name in COMMANDS:
+        module = import_module(f"tapeless.cli.{MODULES.get(name, name.replace('-', '_'))}")
         command = commands.add_parser(name, help=module.HELP, description=module.__doc__)
         command.formatter_class = argparse.RawDescriptionHelpFormatter
         command.set_defaults(parser=command)

@@ -9,8 +9,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from tapeless.cli.generate import warn
-from tapeless.cli.options import add_checkpoint_argument, add_run_argument
+from tapeless.cli.options import add_checkpoint_argument, add_run_argument, warn
 from tapeless.errors import ConfigError
 
 HELP = "merge LoRA adapters into their base model"

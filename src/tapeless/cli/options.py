@@ -4,6 +4,7 @@ Precedence: defaults < --preset < --config < --set table.key=value < flags.
 Tested by: tests/cli/test_options.py."""
 
 import argparse
+import sys
 from collections.abc import Collection
 from dataclasses import fields
 from pathlib import Path
@@ -47,6 +48,14 @@ GROUPS = {
 }
 
 
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def warn(text: str) -> None:
+    say(f"warning: {text}")
+
+
 class Chosen(NamedTuple):
     name: str  # for display
     model: AnyModelConfig
@@ -55,9 +64,8 @@ class Chosen(NamedTuple):
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--preset", metavar="NAME", help=f"a named model: {', '.join(preset_names())}")
-    parser.add_argument(
-        "--config", metavar="FILE", type=Path, help="a TOML file with tables [model] or [simplelm], and [train]"
-    )
+    words = "a TOML file with tables [model] or [simplelm], and [train]"
+    parser.add_argument("--config", metavar="FILE", type=Path, help=words)
     words = "set one value of such a file, for example train.lr=1e-3; may be repeated"
     parser.add_argument("--set", metavar="TABLE.KEY=VALUE", action="append", default=[], help=words)
     add_plugin_argument(parser)
@@ -96,13 +104,12 @@ def add_saved_model_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_no_fallback(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--no-fallback", action="store_true", help="fail on a damaged checkpoint instead of using the one before it"
-    )
+    words = "fail on a damaged checkpoint instead of using the one before it"
+    parser.add_argument("--no-fallback", action="store_true", help=words)
 
 
 def add_machine_arguments(parser: argparse.ArgumentParser) -> None:
-    """Where and how to run a loaded model: the keyword arguments of runs.load(), by machine_settings()."""
+    """Where and how to run a loaded model."""
     group = parser.add_argument_group("machine", "independent of the settings that the run was trained with")
     group.add_argument("--device", metavar="TEXT", help="cpu, cuda, mps (default cuda if there is a GPU, else cpu)")
     words = "dtype of the computation: auto, float32, bfloat16, fp8, float64 (default that of the saved weights, float32)"
@@ -110,15 +117,16 @@ def add_machine_arguments(parser: argparse.ArgumentParser) -> None:
     add_ops_and_threads(group)
 
 
-def add_ops_and_threads(group: Any) -> None:
-    group.add_argument(
-        "--ops", metavar="TEXT", help="kernels: auto, reference, cpu, triton, or a registered set (default auto)"
-    )
+def add_ops_and_threads(group: Any, ops: str = "auto") -> None:
+    words = f"kernels: auto, reference, cpu, triton, or a registered set (default {ops})"
+    group.add_argument("--ops", metavar="TEXT", default=ops, help=words)
     group.add_argument("--threads", type=int, metavar="N", help="CPU threads (default: torch's number)")
 
 
-def machine_settings(args: argparse.Namespace) -> dict[str, Any]:
-    return {name: getattr(args, name) for name in ("device", "dtype", "ops", "threads")}
+def load_settings(args: argparse.Namespace) -> dict[str, Any]:
+    """The keyword arguments of runs.load(): those of add_saved_model_arguments() and add_machine_arguments()."""
+    machine = {name: getattr(args, name) for name in ("device", "dtype", "ops", "threads")}
+    return {"which": args.checkpoint, "weights": args.weights, "fallback": not args.no_fallback, **machine}
 
 
 def add_fields(group: Any, table: str, config: Any, *, only: Collection[str] | None = None, show_default: bool = True) -> None:

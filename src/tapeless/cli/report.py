@@ -15,12 +15,8 @@ HELP = "write the HTML report of a run, or compare runs"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run_dirs", metavar="RUN", type=Path, nargs="+", help="a run directory")
-    parser.add_argument(
-        "--out",
-        metavar="FILE",
-        type=Path,
-        help="output file (default report.html in the run, or here for several runs)",
-    )
+    words = "output file (default report.html in the run, or here for several runs)"
+    parser.add_argument("--out", metavar="FILE", type=Path, help=words)
     parser.set_defaults(run=run)
 
 

@@ -9,6 +9,7 @@
 Exit status: 0 done, 2 usage error, 3 the gradient check failed, 4 diverged, 75 stopped early and resumable."""
 
 import argparse
+import json
 
 from tapeless.cli.options import (
     add_fields,
@@ -23,6 +24,7 @@ from tapeless.cli.options import (
 from tapeless.config import TrainConfig
 
 HELP = "train a model, resume a run, show a run"
+EVENTS = "print every event as a line of JSON"
 STATUS = {"done": 0, "early": 0, "stopped": 75}
 
 
@@ -31,11 +33,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     new = actions.add_parser("new", help="start a run", description="Start a run. Without flags: the default model.")
     add_model_arguments(new)
     add_train_arguments(new)
-    new.add_argument(
-        "--skip-resource-check",
-        action="store_true",
-        help="start even if the estimate exceeds the free memory or disk space, with a warning",
-    )
+    words = "start even if the estimate exceeds the free memory or disk space, with a warning"
+    new.add_argument("--skip-resource-check", action="store_true", help=words)
     words = "Continue a run from its newest checkpoint."
     resume = actions.add_parser("resume", help="continue a run", description=words)
     add_run_argument(resume)
@@ -49,11 +48,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     words = "Show the configuration and progress of a run."
     info = actions.add_parser("info", help="show the configuration and progress of a run", description=words)
     add_run_argument(info)
-    info.add_argument("--json", action="store_true", help="print JSON")
-    for action, run in ((new, run_new), (resume, run_resume)):
-        action.add_argument("--json", action="store_true", help="print every event as a line of JSON")
+    for action, run, words in (new, run_new, EVENTS), (resume, run_resume, EVENTS), (info, run_info, "print JSON"):
+        action.add_argument("--json", action="store_true", help=words)
         action.set_defaults(run=run, parser=action)
-    info.set_defaults(run=run_info, parser=info)
 
 
 def run_new(args: argparse.Namespace) -> int:
@@ -61,29 +58,21 @@ def run_new(args: argparse.Namespace) -> int:
 
     from tapeless.runner import train
 
-    check = args.skip_resource_check
-    return STATUS[train(found, name=name, display=display(args), skip_resource_check=check).reason]
+    display = "json" if args.json else "auto"
+    return STATUS[train(found, name=name, display=display, skip_resource_check=args.skip_resource_check).reason]
 
 
 def run_resume(args: argparse.Namespace) -> int:
     from tapeless.runner import resume
 
     overrides = dict(setting(f"train.{text}")[1:] for text in args.override) | given(args, "train")
-    return STATUS[resume(args.run_dir, display=display(args), fallback=not args.no_fallback, **overrides).reason]
-
-
-def display(args: argparse.Namespace) -> str:
-    return "json" if args.json else "auto"
+    display = "json" if args.json else "auto"
+    return STATUS[resume(args.run_dir, display=display, fallback=not args.no_fallback, **overrides).reason]
 
 
 def run_info(args: argparse.Namespace) -> int:
     from tapeless.training.info import describe, run_facts
 
     facts = run_facts(args.run_dir)
-    if args.json:
-        import json
-
-        print(json.dumps(facts))
-    else:
-        print(describe(facts))
+    print(json.dumps(facts) if args.json else describe(facts))
     return 0

@@ -18,8 +18,7 @@ from tapeless.config import AnyModelConfig, ModelConfig, TrainConfig
 from tapeless.estimate.dry_run import dry_run, saved_of
 from tapeless.kernels.choose import choose
 from tapeless.model.build import num_params
-from tapeless.training.memory import resident_bytes
-from tapeless.training.resources import available_bytes
+from tapeless.training.resources import available_bytes, resident_bytes
 from tapeless.verify.first_batch import CHECKED
 
 MIB = 2**20

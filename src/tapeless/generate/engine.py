@@ -27,6 +27,23 @@ class LanguageModel(Protocol):
     def logits(self, tokens: Tensor) -> Tensor: ...
 
 
+class Generates:
+    """A model's method `generate`. tapeless.load sets the tokenizer, and the ids that end a text."""
+
+    tokenizer: Any = None
+    eos_ids: Collection[int] = ()
+
+    def generate(self, prompt: str | Iterable[int], *, max_tokens: int, sampling: Sampling | None = None) -> Any:
+        """The prompt and its continuation: as text if the prompt is one, else as a list of token ids."""
+        if isinstance(prompt, str) and self.tokenizer is None:
+            raise InputError("this model has no tokenizer, so it cannot continue a text; pass token ids")
+        model: Any = self
+        ids = [int(i) for i in (self.tokenizer.encode_prompt(prompt) if isinstance(prompt, str) else prompt)]
+        V = self.tokenizer.vocab_size if self.tokenizer else None
+        ids += generate(model, ids, max_tokens=max_tokens, sampling=sampling, vocab_size=V, stop=self.eos_ids)[0]
+        return self.tokenizer.decode(ids) if isinstance(prompt, str) else ids
+
+
 class _Reader:
     """Logits after each position of a growing batch of texts; only tokens that are not in the cache are processed."""
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from tapeless.config import SimpleLMConfig
 from tapeless.errors import ConfigError, OrderError
+from tapeless.generate.engine import Generates
 from tapeless.model.chain import Chain, Layer, layer
 from tapeless.model.check import check_num_targets, check_targets, check_tokens, check_upstream
 from tapeless.model.params import ParamSpec, count_params
@@ -37,7 +38,7 @@ def simple_lm_specs(config: SimpleLMConfig) -> list[ParamSpec]:
     return [spec for part in layers(config) for spec in part.specs()]
 
 
-class SimpleLM:
+class SimpleLM(Generates):
     def __init__(
         self,
         config: SimpleLMConfig,

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from tapeless.config import Lora, ModelConfig, nearest
 from tapeless.errors import ConfigError, InputError, OrderError
+from tapeless.generate.engine import Generates
 from tapeless.kernels.choose import choose
 from tapeless.model.block import (
     BlockSaved,
@@ -84,7 +85,7 @@ def sum_of(x: Tensor) -> Tensor:  # ()
     return x.sum(dtype=torch.promote_types(x.dtype, torch.float32))
 
 
-class Transformer:
+class Transformer(Generates):
     """A decoder-only transformer with explicit gradients.
 
     loss = model.forward(tokens, targets); model.backward(); then read or use model.grads, a mapping by name.

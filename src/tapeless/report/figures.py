@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from tapeless.report.history import RunHistory
 from tapeless.training.info import number
-from tapeless.training.memory import format_bytes
+from tapeless.training.resources import format_bytes
 from tapeless.training.summary import duration
 
 

@@ -9,8 +9,6 @@ Tested by: tests/train/test_adapter_runs.py, tests/train/test_init_from.py."""
 from collections.abc import Mapping
 from pathlib import Path
 
-from torch import Tensor
-
 from tapeless.data.files import file_sha256
 from tapeless.errors import CheckpointError, ConfigError
 from tapeless.model.trained import merged
@@ -26,12 +24,8 @@ def base_facts(checkpoint: Path) -> dict[str, str]:
     return {PATH: str(checkpoint.resolve()), HASH: file_sha256(checkpoint / MODEL)}
 
 
-def base_weights(data: Mapping[str, str]) -> dict[str, Tensor]:
-    """The weights that a run's configuration names; any others are an error."""
-    return base_checkpoint(data).params
-
-
 def base_checkpoint(data: Mapping[str, str]) -> Checkpoint:
+    """The checkpoint that a run's configuration names; any other is an error."""
     path = Path(data[PATH])
     if not path.is_dir():
         raise CheckpointError(f"the run started from {path}, which is missing; restore it, or set its new path in [data]")
@@ -50,7 +44,7 @@ def merge_base(checkpoint: Checkpoint, config: RunConfig) -> Checkpoint:
         raise ConfigError(f"{checkpoint.path}: [data] of config.toml does not name the base of the adapters ({PATH}, {HASH})")
     if checkpoint.state["base"] != config.data[HASH]:
         raise CheckpointError(f"{checkpoint.path} holds adapters for another base than config.toml names: {HASH} differs")
-    base, optim = base_weights(config.data), dict(checkpoint.optim)
+    base, optim = base_checkpoint(config.data).params, dict(checkpoint.optim)
     if EMA in optim:
         optim[EMA] = merged(base, optim[EMA], lora.scale)
     return checkpoint._replace(params=merged(base, checkpoint.params, lora.scale), optim=optim)

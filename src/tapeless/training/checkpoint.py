@@ -6,13 +6,14 @@ Writing: a `.tmp-` folder -> tensors -> state -> MANIFEST.json (name, size, sha2
 -> rename -> `latest`. A folder under its final name is therefore complete, and the manifest detects later damage.
 Equal weights are equal bytes: names are sorted, and no time, host or version is in the tensor files.
 Which checkpoints are deleted: rotation.py.
-Tested by: tests/train/test_checkpoint.py, tests/faults/test_checkpoint_kill.py, tests/faults/test_damage.py."""
+Tested by: tests/train/test_checkpoint.py, tests/train/test_written_tensors.py, tests/faults/test_checkpoint_kill.py,
+tests/faults/test_damage.py."""
 
 import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,10 +24,10 @@ from torch import Tensor
 
 from tapeless.data.files import atomic_write, file_sha256, readable_json, reason, sync_folder, unused, write_synced
 from tapeless.errors import NEWER_FORMAT, CheckpointError, DamagedError, WriteError
-from tapeless.training.tensor_file import tensor_file
 
 FORMAT_VERSION = 1
 MODEL, OPTIM, STATE, MANIFEST = "model.safetensors", "optim.safetensors", "state.json", "MANIFEST.json"
+DTYPES = {torch.float64: "F64", torch.float32: "F32", torch.bfloat16: "BF16"}
 STATE_FIELDS = {"step", "tokens", "epoch", "sample_index", "seed", "best_val_loss", "best_step", "guard", "world_size", "base"}
 ADDED = {"base": None}  # fields added later, and their value in older checkpoints
 STEP_NAME = re.compile(r"step-(\d{8,})")
@@ -40,10 +41,7 @@ class Checkpoint(NamedTuple):
 
 
 def save_checkpoint(
-    folder: Path,
-    params: Mapping[str, Tensor],
-    optim_state: Mapping[str, Mapping[str, Tensor]],
-    state: Mapping[str, Any],
+    folder: Path, params: Mapping[str, Tensor], optim_state: Mapping[str, Mapping[str, Tensor]], state: Mapping[str, Any]
 ) -> Path:
     """Write a checkpoint of state["step"] and point `latest` to it.
 
@@ -77,6 +75,26 @@ def save_checkpoint(
     return target
 
 
+def tensor_file(tensors: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:
+    """The bytes of a safetensors file, one tensor after the other, so that a checkpoint is hashed while it is written and never
+    copied in memory. The package `safetensors` reads them; its own writer hides the operating system's errors.
+
+    length of the header u64 · header, JSON padded with spaces to a multiple of 8 · the tensors, without gaps"""
+    names = sorted(tensors)
+    header, end = {}, 0
+    for name in names:
+        x = tensors[name]
+        start, end = end, end + x.nbytes
+        header[name] = {"dtype": DTYPES[x.dtype], "shape": list(x.shape), "data_offsets": [start, end]}
+    text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    yield len(text).to_bytes(8, "little")
+    yield text
+    for name in names:
+        flat = tensors[name].contiguous().cpu().view(-1)  # (n,)
+        yield flat.view(torch.uint8).numpy().data
+
+
 def load_checkpoint(
     folder: Path, *, on_warning: Callable[[str], None], which: str = "latest", fallback: bool = True
 ) -> Checkpoint:
@@ -87,7 +105,11 @@ def load_checkpoint(
     while True:
         warnings: list[str] = []
         name = _content(folder / which)
-        found = _load(folder, which, fallback, warnings.append)
+        found: Checkpoint | CheckpointError
+        try:
+            found = _load(folder, which, fallback, warnings.append)
+        except CheckpointError as error:
+            found = error
         if (warnings or isinstance(found, CheckpointError)) and _content(folder / which) != name:
             continue
         for text in warnings:
@@ -104,29 +126,25 @@ def _content(file: Path) -> bytes | None:
         return None
 
 
-def _load(folder: Path, which: str, fallback: bool, on_warning: Callable[[str], None]) -> Checkpoint | CheckpointError:
-    try:
-        first = _first(folder, which, fallback, on_warning)
-        steps = checkpoints(folder)
-        newer = [step for step in steps if which == "latest" and step > first]
-        if newer:  # after a kill before `latest` was written, or a resume from an older checkpoint
-            on_warning(
-                f"{folder / which} names step {first}, although there are newer checkpoints: {_listed(newer)}; using {first}"
-            )
-        for step in (first, *sorted(set(steps) - {first}, key=lambda step: (step > first, -step))):
-            try:
-                checkpoint = read_checkpoint(steps.get(step, folder / f"step-{step:08d}"))
-            except DamagedError as error:
-                if not fallback:
-                    raise
-                on_warning(str(error))
-            else:
-                if step != first:
-                    on_warning(f"using {checkpoint.path} instead, {abs(first - step)} steps away")
-                return checkpoint
-        raise CheckpointError(f"{folder}: all {len(steps)} checkpoints are damaged")
-    except CheckpointError as error:
-        return error
+def _load(folder: Path, which: str, fallback: bool, on_warning: Callable[[str], None]) -> Checkpoint:
+    first = _first(folder, which, fallback, on_warning)
+    steps = checkpoints(folder)
+    newer = [step for step in steps if which == "latest" and step > first]
+    if newer:  # after a kill before `latest` was written, or a resume from an older checkpoint
+        text = f"names step {first}, although there are newer checkpoints: {_listed(newer)}; using {first}"
+        on_warning(f"{folder / which} {text}")
+    for step in (first, *sorted(set(steps) - {first}, key=lambda step: (step > first, -step))):
+        try:
+            checkpoint = read_checkpoint(steps.get(step, folder / f"step-{step:08d}"))
+        except DamagedError as error:
+            if not fallback:
+                raise
+            on_warning(str(error))
+        else:
+            if step != first:
+                on_warning(f"using {checkpoint.path} instead, {abs(first - step)} steps away")
+            return checkpoint
+    raise CheckpointError(f"{folder}: all {len(steps)} checkpoints are damaged")
 
 
 def _first(folder: Path, which: str, fallback: bool, on_warning: Callable[[str], None]) -> int:
@@ -180,9 +198,8 @@ def verify(path: Path, *, hashes: bool = True) -> set[str]:
     """Compare size and sha256 of every file with the manifest: returns the files' names, or raises and names what is damaged.
     hashes: False compares sizes only, for a checkpoint that this process has just hashed and synced."""
     if not path.is_dir():
-        raise DamagedError(
-            f"{path} is damaged: expected the folder of a checkpoint, got {'a file' if path.exists() else 'nothing'}"
-        )
+        got = "a file" if path.exists() else "nothing"
+        raise DamagedError(f"{path} is damaged: expected the folder of a checkpoint, got {got}")
     try:
         content = (path / MANIFEST).read_bytes()
         listed = {str(f["name"]): (f["size"], f["sha256"]) for f in json.loads(content)["files"]}
@@ -191,9 +208,8 @@ def verify(path: Path, *, hashes: bool = True) -> set[str]:
         if content != readable_json(json.loads(content)):  # bytes added or removed at the end
             raise ValueError(f"{len(content)} bytes, not those that were written")
     except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
-        raise DamagedError(
-            f"{path} is damaged and left unchanged: {MANIFEST}: expected a list of files, got {error!r}"
-        ) from error
+        text = f"{path} is damaged and left unchanged: {MANIFEST}: expected a list of files, got {error!r}"
+        raise DamagedError(text) from error
     wrong = [problem for name, expected in listed.items() if (problem := _problem(path / name, *expected, hashes))]
     if wrong:
         raise DamagedError(f"{path} is damaged and left unchanged, its files differ from {MANIFEST}: {'; '.join(wrong)}")

@@ -14,13 +14,13 @@ import time
 from collections.abc import Collection, Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from tapeless.data.baselines import Baselines
 from tapeless.errors import ConfigError
-from tapeless.training.memory import format_bytes, resident_bytes
 from tapeless.training.metrics_log import event_line
-from tapeless.training.summary import Row, count, duration, introduction, named_losses, next_commands, readable
+from tapeless.training.resources import format_bytes, resident_bytes
+from tapeless.training.summary import Row, command_lines, count, duration, introduction, named_losses, next_commands, readable
 from tapeless.training.trainer import Trainer
 
 if TYPE_CHECKING:
@@ -32,13 +32,6 @@ SMOOTHING = 0.95  # of the loss from step to step: about the mean of the last 20
 LABEL = 11  # width of the labels in front of a row
 WIDTH = 100  # columns of plain text
 BARS = "▁▂▃▄▅▆▇█"
-
-
-class Checked(Protocol):
-    """The result of a gradient check: verify/finding.py, which may not be imported here."""
-
-    @property
-    def ok(self) -> bool: ...
 
 
 def make_display(kind: str | None, log_every: int) -> "Display":
@@ -111,13 +104,13 @@ class Display:
         self.progress = Progress(trainer.steps, trainer.total_steps)
         self.rows([*introduction(run, trainer, baselines), *([("display", self.reason)] if self.reason else [])])
 
-    def verified(self, findings: Collection[Checked]) -> None:
-        failed = [finding for finding in findings if not finding.ok]
+    def verified(self, checks: int, failed: Collection[object]) -> None:
+        """The result of the gradient check. failed: the findings of verify/ that are not ok."""
         for finding in failed:
             self.warn(str(finding))
-        text = f"{len(failed)} of {len(findings)} checks FAILED on the first batch; nothing was trained"
+        text = f"{len(failed)} of {checks} checks FAILED on the first batch; nothing was trained"
         if not failed:
-            text = f"correct on the first batch, by complex step and float64: {count(len(findings), 'check')}"
+            text = f"correct on the first batch, by complex step and float64: {count(checks, 'check')}"
         self.rows([("gradients", text)])
 
     def event(self, event: Mapping[str, Any]) -> None:
@@ -128,7 +121,7 @@ class Display:
             self.evaluated()
         elif event["event"] == "sample":
             self.sampled(event)
-        elif event["event"] == "guard" and "warning" in event:
+        elif "warning" in event:
             self.warn(event["warning"])
 
     def step_taken(self) -> None:
@@ -153,12 +146,11 @@ class Display:
         print()
         self.rows(self.closing(trainer, ending))
         if run is not None:
-            commands = next_commands(run, ending, trainer.total_steps)
-            width = max(len(command) for command, _ in commands)
             print()
             page = run / "report.html"
             rows = [("report", str(page))] if page.is_file() else []
-            self.rows([*rows, ("run", str(run)), *(("", f"{command:<{width}}   # {what}") for command, what in commands)])
+            lines = command_lines(next_commands(run, ending, trainer.total_steps))
+            self.rows([*rows, ("run", str(run)), *(("", line) for line in lines)])
 
     def closing(self, trainer: Trainer, ending: str) -> list[Row]:
         """How the run ended, and its loss compared with the baselines."""
@@ -331,7 +323,7 @@ class SilentDisplay(Display):
     """Prints nothing; warnings go to the logger `tapeless`."""
 
     def event(self, event: Mapping[str, Any]) -> None:
-        if event["event"] == "guard" and "warning" in event:
+        if "warning" in event:
             self.warn(event["warning"])
 
     def introduce(self, run: Path | None, trainer: Trainer, baselines: Baselines) -> None:

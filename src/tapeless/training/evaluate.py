@@ -39,11 +39,7 @@ def _batches(model: AnyModel, windows: ValidationSet) -> Iterator[Batch]:
 
 
 def evaluate(
-    model: AnyModel,
-    windows: ValidationSet,
-    bytes_per_token: float,
-    *,
-    stopped: Callable[[], bool] = lambda: False,
+    model: AnyModel, windows: ValidationSet, bytes_per_token: float, *, stopped: Callable[[], bool] = lambda: False
 ) -> Evaluation | None:
     """The mean over all valid targets; None if `stopped` returned True on the way."""
     loss, count = 0.0, 0

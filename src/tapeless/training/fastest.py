@@ -45,6 +45,5 @@ def fastest_dtype(device: str) -> Fastest:
     except (RuntimeError, TypeError):  # the device has no such dtype
         return Fastest("float32", f"{device} has no bfloat16 matmul")
     dtype = "bfloat16" if wide > WORTH * narrow else "float32"
-    return Fastest(
-        dtype, f"a matmul of size {side(device)} takes {1e3 * narrow:.2g} ms in bfloat16 and {1e3 * wide:.2g} in float32"
-    )
+    times = f"{1e3 * narrow:.2g} ms in bfloat16 and {1e3 * wide:.2g} in float32"
+    return Fastest(dtype, f"a matmul of size {side(device)} takes {times}")

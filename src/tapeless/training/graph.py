@@ -10,7 +10,7 @@ Tested by: tests/train/test_graph.py."""
 
 import logging
 import math
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from typing import NamedTuple
 
 import torch
@@ -80,7 +80,8 @@ class GraphedStep:
     ) -> StepResult:
         check_shapes(tokens, targets)
         self.optimizer.lr = lr
-        with self._device():
+        # A graph is captured on the current device, which may not be the model's.
+        with torch.cuda.device(self.model.device) if self.model.device.type == "cuda" else nullcontext():
             scalars = self.optimizer.step_scalars(self.optimizer.t + 1)
             self._inputs.copy_(torch.cat([scalars, torch.tensor([loss_limit])]))
             self.model.store.refresh()
@@ -89,10 +90,6 @@ class GraphedStep:
         self._judge(loss, norm, good_ids, step)
         self.optimizer.t += not skipped
         return StepResult(loss, norm, bool(skipped))
-
-    def _device(self) -> AbstractContextManager[object]:
-        """A graph is captured on the current device, which may not be the model's."""
-        return torch.cuda.device(self.model.device) if self.model.device.type == "cuda" else nullcontext()
 
     def _run(self, tokens: Tensor, targets: Tensor) -> Tensor:  # (4,) float64
         shape = tokens.shape
@@ -108,7 +105,8 @@ class GraphedStep:
         captured.tokens.copy_(tokens)
         captured.targets.copy_(targets)
         captured.graph.replay()
-        self._count_writes()
+        self.model.store.flat[:0].zero_()  # raises torch's version counter of the parameters, which a replay does not
+        self.model.store.mark_copied()
         return captured.report
 
     def _capture(self, tokens: Tensor, targets: Tensor) -> Captured:
@@ -139,11 +137,6 @@ class GraphedStep:
         self.optimizer.update_on_device(self.step_scalars, scale.float(), model.store.copy)
         model.store.mark_copied()
         return torch.stack([loss.double(), norm, good.double(), skipped.double()])
-
-    def _count_writes(self) -> None:
-        """A replay writes the parameters without raising torch's version counter."""
-        self.model.store.flat[:0].zero_()
-        self.model.store.mark_copied()
 
     def _judge(self, loss: float, norm: float, good_ids: float, step: int) -> None:
         if not good_ids:

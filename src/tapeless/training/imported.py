@@ -8,7 +8,7 @@ import json
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -21,7 +21,7 @@ from tapeless.interop.hf_import import ExternalModel, read_model
 from tapeless.plugins import required_plugins
 from tapeless.training.checkpoint import STATE_FIELDS, save_checkpoint
 from tapeless.training.run_config import RunConfig, read_run_config, write_run_config
-from tapeless.training.run_dir import RunDir, write_environment
+from tapeless.training.run_dir import RunDir, environment
 
 LONGEST_WINDOW = 1024  # default seq_len of an evaluation: some models allow a million
 
@@ -56,8 +56,10 @@ def write_run(
         train = TrainConfig(tokenizer=str(run.tokenizer), seq_len=min(config.max_seq_len, LONGEST_WINDOW))
         facts = {"tokenizer_hash": tokenizer.fingerprint}
         write_run_config(run.config, RunConfig(config, train, facts, required_plugins(config)))
-        write_environment(run.env, argv)
-        save_checkpoint(run.checkpoints, params, {}, _initial_state(train))
+        write_json(run.env, environment(argv))
+        counts = dict.fromkeys(("step", "tokens", "epoch", "sample_index"), 0)
+        state = dict.fromkeys(STATE_FIELDS) | counts | {"seed": train.seed, "guard": {}, "world_size": 1}
+        save_checkpoint(run.checkpoints, params, {}, state)
     except BaseException:  # also Ctrl-C: an incomplete directory would block the next attempt
         shutil.rmtree(run.path)
         raise
@@ -93,9 +95,3 @@ def choose_tokenizer(model: ExternalModel, source: Path, requested: str | None) 
     if found.vocab_size > model.config.vocab_size:
         raise InputError(f"{requested} has {found.vocab_size} ids, but the model's vocabulary has {model.config.vocab_size}")
     return found
-
-
-def _initial_state(train: TrainConfig) -> dict[str, Any]:
-    """The state of a run that has not taken a step."""
-    zeros = dict.fromkeys(("step", "tokens", "epoch", "sample_index"), 0)
-    return dict.fromkeys(STATE_FIELDS) | zeros | {"seed": train.seed, "guard": {}, "world_size": 1}

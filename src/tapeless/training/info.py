@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from tapeless.config import KINDS, TrainConfig, checked
-from tapeless.errors import DamagedError
-from tapeless.training.checkpoint import checkpoints, pointed
+from tapeless.training.checkpoint import checkpoints
 from tapeless.training.metrics_log import as_written, read_metrics
+from tapeless.training.rotation import named_step
 from tapeless.training.run_config import RunConfig, read_run_config
 from tapeless.training.run_dir import RunDir, holder
-from tapeless.training.summary import Row, count, duration, model_text, next_commands, optimizer_text
+from tapeless.training.summary import Row, command_lines, count, duration, model_text, next_commands, optimizer_text
 
 RECENT = 20  # steps in the mean of the last losses
 NOT_STARTED, RUNNING, INTERRUPTED, DIVERGED, IMPORTED = "not started", "running", "interrupted", "diverged", "imported"
@@ -56,8 +56,8 @@ def _facts(run: RunDir, config: RunConfig) -> dict[str, Any]:
         "last_eval": evals[-1] if evals else None,
         "best_eval": min(best, key=lambda event: event["val_loss"]) if best else None,
         "checkpoints": saved,
-        "latest": marked(run.checkpoints, "latest"),
-        "best": marked(run.checkpoints, "best"),
+        "latest": named_step(run.checkpoints, "latest"),  # a damaged one is reported by resume
+        "best": named_step(run.checkpoints, "best"),
         "skipped": sum("skipped" in event for event in events),
         "problem": next((event["error"] for event in reversed(events) if "error" in event), None),
     }
@@ -79,13 +79,6 @@ def ending(events: list[dict[str, Any]], saved: list[int]) -> str:
     if last["event"] == "end":
         return last["reason"]
     return DIVERGED if last["event"] == "guard" and "error" in last else INTERRUPTED
-
-
-def marked(folder: Path, which: str) -> int | None:
-    try:
-        return pointed(folder, which)
-    except DamagedError:
-        return None  # resume reports what is wrong with it
 
 
 def describe(facts: dict[str, Any]) -> str:
@@ -112,8 +105,7 @@ def describe(facts: dict[str, Any]) -> str:
         commands = [(f"tapeless train resume {facts['path']}", "start at step 0")]
     else:
         commands = next_commands(Path(facts["path"]), facts["state"], facts["total_steps"])
-    width = max(len(command) for command, _ in commands)
-    rows += [("next" if i == 0 else "", f"{command:<{width}}   # {what}") for i, (command, what) in enumerate(commands)]
+    rows += [("" if i else "next", line) for i, line in enumerate(command_lines(commands))]
     return "\n".join(f"{label:<12}{text}".rstrip() for label, text in rows)
 
 
@@ -128,12 +120,8 @@ def state_text(facts: dict[str, Any], train: TrainConfig) -> str:
         "early": f"ended early: no new best in {count(train.patience, 'evaluation')}",
         "stopped": "stopped as requested",
     }
-    done = (
-        ""
-        if facts["total_steps"] is None or facts["state"] == IMPORTED
-        else f"; step {facts['step']:,} of {facts['total_steps']:,}"
-    )
-    return words[facts["state"]] + done
+    planned = facts["total_steps"] is not None and facts["state"] != IMPORTED
+    return words[facts["state"]] + (f"; step {facts['step']:,} of {facts['total_steps']:,}" if planned else "")
 
 
 def training_text(train: TrainConfig) -> str:

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from tapeless.config import AnyModelConfig, Recipe, TrainConfig, checked
-from tapeless.errors import ConfigError, InputError
+from tapeless.errors import ConfigError
 from tapeless.interop.hf_import import is_hugging_face, read_model
 from tapeless.model.build import AnyModel
 from tapeless.model.trained import plain
-from tapeless.training.base import HASH, base_checkpoint, base_weights, merge_base
+from tapeless.training.base import HASH, base_checkpoint, merge_base
 from tapeless.training.checkpoint import checkpoints, restore
 from tapeless.training.imported import choose_tokenizer, requested_tokenizer
 from tapeless.training.run_config import RunConfig, read_run_config
@@ -47,10 +47,6 @@ def _from_directory(train: TrainConfig, source: Path, requested: Mapping[str, An
     """Reads the whole directory, so that every problem is reported before anything is written. The import brings its
     tokenizer."""
     found, tokenizer = read_model(source), requested_tokenizer(train)
-    if found.tokenizer is None and tokenizer is None:
-        raise InputError(
-            f"{source} has no tokenizer.json; pass one with --tokenizer, or first: tapeless import {source} --tokenizer bytes"
-        )
     choose_tokenizer(found, source, tokenizer)
     return _changed(found.config, source, requested), train
 
@@ -73,7 +69,8 @@ def load_initial_weights(model: AnyModel, run: RunDir, config: RunConfig, *, on_
     """Replace the initial weights by those of init_from: the newest checkpoint of the other run when this one was created.
     Checkpoints of adapters do not contain them, so every resume of adapters reads them again."""
     if config.train.lora:
-        restore(plain(model.params), base_weights(config.data), Path(config.data["base_checkpoint"]))
+        base = base_checkpoint(config.data)
+        restore(plain(model.params), base.params, base.path)
     elif config.train.init_from and not checkpoints(run.checkpoints):
         other = RunDir.open(config.train.init_from)
         if HASH in config.data:

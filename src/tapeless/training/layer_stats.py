@@ -19,7 +19,7 @@ from torch import Tensor
 
 from tapeless.model.build import AnyModel
 from tapeless.optim.clip import grad_norm
-from tapeless.training.memory import device_bytes, resident_bytes
+from tapeless.training.resources import device_bytes, resident_bytes
 
 SAMPLED = 2**16  # elements
 
@@ -28,7 +28,7 @@ class Part(NamedTuple):
     """The elements of one parameter that are compared before and after a step."""
 
     w: Tensor  # of any shape, a view
-    weight: float  # how many elements each of them stands for
+    weight: float  # how many elements each of them represents
 
 
 def group_of(name: str) -> str:

@@ -5,6 +5,7 @@
     tapeless.load("runs/tiny", weights="ema")                   their moving average, if the run has one
     tapeless.load("runs/tiny", device="cuda", dtype="bfloat16") on a GPU
     tapeless.load("Qwen3-0.6B")                                 safetensors and config.json, as transformers saves them
+    tapeless.load("runs/tiny").generate("The ", max_tokens=50)  the text and its continuation
 Tested by: tests/train/test_loading.py."""
 
 import warnings
@@ -16,6 +17,8 @@ from tapeless.interop.hf_import import is_hugging_face, read_model
 from tapeless.model.build import AnyModel
 from tapeless.training import runs
 from tapeless.training.checkpoint import MANIFEST, STEP_NAME
+from tapeless.training.imported import generation_of
+from tapeless.training.run_dir import RunDir
 
 
 def load(
@@ -36,7 +39,9 @@ def load(
     run, which = Path(path), "latest"
     if is_hugging_face(run):
         found = read_model(run)
-        return runs.inference_model(found.config, found.params, run, **settings)
+        model = runs.inference_model(found.config, found.params, run, **settings)
+        model.tokenizer, model.eos_ids = found.tokenizer, found.generation.eos_ids
+        return model
     if (run / MANIFEST).is_file():
         checkpoint = run.resolve()
         step = STEP_NAME.fullmatch(checkpoint.name)
@@ -44,4 +49,6 @@ def load(
             raise CheckpointError(f"{path} looks like a checkpoint, but is not named step-NUMBER; restore its name")
         run, which = checkpoint.parents[1], str(int(step[1]))
     warn = lambda text: warnings.warn(text, stacklevel=4)  # noqa: E731
-    return runs.load(run, which=which, weights=weights, **settings, on_warning=warn).model
+    model, data, *_ = runs.load(run, which=which, weights=weights, **settings, on_warning=warn)
+    model.tokenizer, model.eos_ids = data.tokenizer, generation_of(RunDir(run)).eos_ids
+    return model

@@ -7,7 +7,6 @@ Tested by: tests/train/test_nonfinite.py, acceptance/guards.py."""
 
 import math
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -56,8 +55,10 @@ def explained(
     if run is not None:
         dump = run.path / "dumps" / f"step-{number:08d}.json"
         facts = {"step": number, "samples": [first, last], "lr": lr, "error": text}
+        facts["first_bad_tensor"] = bad._asdict() | {"value": str(bad.value)}  # JSON has no NaN
+        facts["batch"] = {name: x.tolist() for name, x in present.items()}  # the weights are in the checkpoint
         try:
-            _write_dump(dump, bad, present, facts)
+            write_json(dump, facts)
             text += f"; dump: {dump}"
         except WriteError as failure:
             text += f"; no dump: {failure}"
@@ -87,9 +88,8 @@ def first_bad_tensor(model: AnyModel, batch: Sequence[Tensor], counts: Mapping[s
         name, index, value = left
         return BadTensor(f"gradient of {name}", _owner(name), "", index, value, again)
     if not math.isfinite(norm):
-        return BadTensor(
-            "norm of all gradients", "the step", "", (), norm, f"{again}; each is finite, their squares are too large"
-        )
+        note = f"{again}; each is finite, their squares are too large"
+        return BadTensor("norm of all gradients", "the step", "", (), norm, note)
     return BadTensor("loss", "head", "", (), float("nan"), again)
 
 
@@ -114,7 +114,7 @@ def _bad_of(seen: OpCall, store: ParamStore) -> list[BadTensor]:
     for dw in seen.grads:
         bad = _bad_element(dw)
         if bad is not None:  # adjacent parameters are passed as one matrix: find the one
-            offset = int(dw.storage_offset()) + _flat_index(bad[0], dw)
+            offset = int(dw.storage_offset()) + sum(i * stride for i, stride in zip(bad[0], dw.stride(), strict=True))
             name, (start, _) = next((n, span) for n, span in store.layout.spans.items() if span[0] <= offset < sum(span))
             shape = store.layout.specs[name].shape
             index = tuple(int(i) for i in torch.unravel_index(torch.tensor(offset - start), shape))
@@ -138,16 +138,5 @@ def _bad_element(x: Tensor) -> tuple[tuple[int, ...], float] | None:
     return index, float(x[index])
 
 
-def _flat_index(index: tuple[int, ...], x: Tensor) -> int:
-    return sum(i * stride for i, stride in zip(index, x.stride(), strict=True))
-
-
 def _owner(name: str) -> str:
     return name.rpartition(".")[0]
-
-
-def _write_dump(path: Path, bad: BadTensor, batch: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
-    """What is needed to repeat the step elsewhere, except the weights, which the checkpoint has."""
-    first = bad._asdict() | {"value": str(bad.value)}  # JSON has no NaN
-    ids = {name: x.tolist() for name, x in batch.items()}
-    write_json(path, {**facts, "first_bad_tensor": first, "batch": ids})

@@ -17,19 +17,18 @@ class IgnoreWriteErrors:
         self._stream = stream
 
     def write(self, text: str) -> int:
-        self._try(lambda: self._stream.write(text))
+        self._try(self._stream.write, text)
         return len(text)
 
     def flush(self) -> None:
         self._try(self._stream.flush)
 
-    def _try(self, act: Callable[[], object]) -> None:
+    def _try(self, act: Callable[..., object], *args: str) -> None:
         try:
-            act()
-        except BrokenPipeError:
-            raise
-        except OSError:
-            pass
+            act(*args)
+        except OSError as error:
+            if isinstance(error, BrokenPipeError):
+                raise
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)

@@ -24,9 +24,8 @@ def usable_device(name: str) -> str:
     try:
         torch.empty(0, device=name)
     except (RuntimeError, AssertionError, NotImplementedError) as error:  # a bad name, a build without it, no driver
-        raise ConfigError(
-            f"device {name!r} cannot be used here: {str(error).splitlines()[0]}; --device cpu always can"
-        ) from None
+        reason = str(error).splitlines()[0]
+        raise ConfigError(f"device {name!r} cannot be used here: {reason}; --device cpu always can") from None
     return name
 
 

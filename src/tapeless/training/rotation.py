@@ -5,7 +5,7 @@ Tested by: tests/train/test_checkpoint_rotation.py."""
 import math
 import os
 import shutil
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from pathlib import Path
 
 from tapeless.data.files import reason, writing
@@ -18,21 +18,13 @@ def is_new_best(val_loss: float, best_val_loss: float | None) -> bool:
     return math.isfinite(val_loss) and (best_val_loss is None or val_loss < best_val_loss)
 
 
-def mark_best(folder: Path, checkpoint: Path, val_loss: float, best_val_loss: float | None) -> bool:
-    """Point `best` to this checkpoint if its loss is the best so far; returns whether it is."""
-    if is_new_best(val_loss, best_val_loss):
-        point_to(folder, "best", checkpoint)
-        return True
-    return False
-
-
 def repair_names(folder: Path, step: int, best_step: int | None, *, on_warning: Callable[[str], None]) -> None:
     """Point `latest` to the step that a run resumes from, and `best` to the one in its state. They may be damaged, or, if the
     newest checkpoints were damaged, name later steps."""
     steps = checkpoints(folder)
-    if _named(folder, "latest", on_warning=lambda text: None) != step:  # the load has warned already
+    if named_step(folder, "latest") != step:  # the load has warned already
         point_to(folder, "latest", folder / f"step-{step:08d}")
-    named = _named(folder, "best", on_warning=on_warning)
+    named = named_step(folder, "best", on_warning=on_warning)
     if best_step is not None and best_step in steps and named != best_step:
         if named != step:  # this step's evaluation will mark it again
             on_warning(f"{folder / 'best'} is stale: expected step {best_step}, got step {named}")
@@ -42,7 +34,8 @@ def repair_names(folder: Path, step: int, best_step: int | None, *, on_warning: 
             (folder / "best").unlink(missing_ok=True)
 
 
-def _named(folder: Path, which: str, *, on_warning: Callable[[str], None]) -> int | None:
+def named_step(folder: Path, which: str, *, on_warning: Callable[[str], None] = lambda text: None) -> int | None:
+    """The step that `latest` or `best` names; None if it names none, or with a warning if it is damaged."""
     try:
         return pointed(folder, which)
     except DamagedError as error:
@@ -55,7 +48,7 @@ def rotate(
     *,
     keep_last: int,
     keep_every: int = 0,
-    protect: Collection[int] = (),  # steps: the one this process resumed from
+    protect: int | None = None,  # the step that this process resumed from
     written: int | None = None,  # the step that this process has just written
     on_warning: Callable[[str], None],
 ) -> list[Path]:
@@ -74,7 +67,7 @@ def rotate(
         on_warning(f"{error}; no older checkpoint is deleted")
         return []
     past = [step for step in steps if step <= latest]
-    keep = {*past[-keep_last:], latest, best, *protect} | {step for step in past if keep_every and step % keep_every == 0}
+    keep = {*past[-keep_last:], latest, best, protect} | {step for step in past if keep_every and step % keep_every == 0}
     deleted = []
     for path in [steps[step] for step in past if step not in keep]:
         going = folder / f".tmp-{os.getpid()}-deleted-{path.name}"

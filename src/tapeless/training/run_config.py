@@ -20,31 +20,11 @@ from tapeless.data.files import atomic_write
 from tapeless.errors import CHANGED, ConfigError
 
 # Free fields of [train]; all that are neither free nor frozen are the schedule. Path and corpus are free because the content of
-# [data] is frozen: a file may move as long as it is the same.
+# [data] is frozen: a file may move if its content is the same.
 FROZEN = {"tokenizer", "freeze", "lora_rank", "lora_alpha", "lora_targets"}
-FREE = {
-    "max_time",
-    "dataset_path",
-    "val_path",
-    "text_field",
-    "corpus",
-    "threads",
-    "deterministic",
-    "out_dir",
-    "check_invariants_every",
-    "eval_every",
-    "save_every",
-    "keep_last",
-    "keep_every",
-    "log_every",
-    "sample_every",
-    "sample_tokens",
-    "sample_prompt",
-    "sample_temperature",
-    "layer_stats_every",
-    "report_to",
-    "verify",
-}
+FREE = {"dataset_path", "val_path", "text_field", "corpus", "max_time", "threads", "deterministic", "out_dir", "report_to"}
+FREE |= {"eval_every", "save_every", "keep_last", "keep_every", "log_every", "layer_stats_every", "check_invariants_every"}
+FREE |= {"sample_every", "sample_tokens", "sample_prompt", "sample_temperature", "verify"}
 
 
 @dataclass(frozen=True)

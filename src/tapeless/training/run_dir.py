@@ -18,7 +18,7 @@ from typing import IO, Any
 
 import torch
 
-from tapeless.data.files import is_pickle, write_json, writing
+from tapeless.data.files import is_pickle, writing
 from tapeless.errors import NOT_A_RUN, PICKLE, RUN_LOCKED, RUN_NOT_EMPTY, ConfigError, LockedError
 
 PACKAGES = ("tapeless", "torch", "numpy", "safetensors")
@@ -112,7 +112,7 @@ def _take(file: IO[bytes]) -> None:
 
 
 def holder(path: Path) -> str | None:
-    """Who holds a run's lock; None if nobody does."""
+    """Who holds a run's lock; None if no process does."""
     try:
         with open(path, "rb", buffering=0) as file:
             try:
@@ -159,10 +159,6 @@ def environment(argv: Sequence[str]) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
     }
-
-
-def write_environment(path: Path, argv: Sequence[str]) -> None:
-    write_json(path, environment(argv))
 
 
 def git_commit(folder: Path) -> str | None:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from tapeless.config import WEIGHTS, AnyModelConfig, SimpleLMConfig, TrainConfig, checked, nearest
+from tapeless.data.files import write_json
 from tapeless.data.prepare import Dataset, fingerprints, open_prepared, prepare, source_hashes, tokenizer_only
 from tapeless.errors import DISK_FULL, CheckpointError, ConfigError, WriteError
 from tapeless.interop.generation import FILE as GENERATION
@@ -32,7 +33,7 @@ from tapeless.training.plan import default_seq_len
 from tapeless.training.process import default_device, limit_threads, usable_device
 from tapeless.training.rotation import remove_stale
 from tapeless.training.run_config import Change, RunConfig, check_resume, read_run_config, write_run_config
-from tapeless.training.run_dir import RunDir, RunLock, write_environment
+from tapeless.training.run_dir import RunDir, RunLock, environment
 from tapeless.training.trainer import REPEATED, Listener, Trainer
 
 log = logging.getLogger("tapeless")
@@ -85,7 +86,7 @@ def create_run(
             facts |= _inherit(RunDir.open(train_config.init_from), run, adapters=train_config.lora is not None)
         config = RunConfig(model_config, train_config, facts, required_plugins(model_config))
         write_run_config(run.config, config)
-        write_environment(run.env, argv)
+        write_json(run.env, environment(argv))
     except BaseException as error:  # also Ctrl-C: an incomplete directory would block the next attempt
         shutil.rmtree(run.path, ignore_errors=True)
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -247,27 +248,17 @@ def select_weights(checkpoint: Checkpoint, weights: str) -> Mapping[str, Tensor]
 
 
 def load(
-    path: str | Path,
-    *,
-    which: str = "latest",
-    weights: str = "raw",
-    device: str | None = None,
-    dtype: str | None = None,
-    ops: str | None = None,
-    threads: int | None = None,
-    fallback: bool = True,
-    on_warning: Warn,
+    path: str | Path, *, which: str = "latest", weights: str = "raw", fallback: bool = True, on_warning: Warn, **machine: Any
 ) -> Loaded:
     """The model of a run, with the weights of `latest`, of `best`, or of the step that `which` names: as trained, or their
-    moving average (`ema`). The settings are those of inference_model(), never those the run was trained with."""
+    moving average (`ema`). machine: device, dtype, ops and threads of inference_model(), never those of the training."""
     run = RunDir.open(path)
     config = usable_config(run)
     for warning in changed_plugins(config.model, config.plugins, run.path):
         on_warning(warning)
     checkpoint = load_weights(run, which=which, fallback=fallback, on_warning=on_warning)
     params = select_weights(checkpoint, weights)
-    settings: dict[str, Any] = {"device": device, "dtype": dtype, "ops": ops, "threads": threads}
-    model = inference_model(config.model, params, checkpoint.path, seed=config.train.seed, **settings)
+    model = inference_model(config.model, params, checkpoint.path, seed=config.train.seed, **machine)
     data = tokenizer_only(run.path) if config.imported else open_prepared(run.path)
     return Loaded(model, data, config, checkpoint)
 

@@ -30,7 +30,7 @@ def introduction(run: Path | None, trainer: Trainer, baselines: Baselines) -> li
     if isinstance(model, Transformer):
         ops = f"{model.ops.name} ({model.ops_reason})"
     decaying, others = decay_groups(model.grads, trainer.optimizer.decay)
-    rows = [
+    return [
         ("run", f"{run}{at}" if run else f"not saved{at}"),
         ("model", model_text(model.config, model.num_params)),
         *trained_text(model),
@@ -42,7 +42,6 @@ def introduction(run: Path | None, trainer: Trainer, baselines: Baselines) -> li
         ("decay", f"{c.weight_decay:g} on {decaying}; none on {others}" if c.weight_decay else "none"),
         ("baselines", ", ".join(f"{name} {value:.4f}" for name, value in named_losses(data, baselines))),
     ]
-    return rows
 
 
 def trained_text(model: AnyModel) -> list[Row]:
@@ -146,6 +145,11 @@ def next_commands(run: Path, ending: str, total_steps: int) -> list[Row]:
         (f"tapeless eval {path} --checkpoint best", "evaluate on the whole validation text"),
     ]
     return [*others, resume] if ending in ("done", "early") else [resume, *others]
+
+
+def command_lines(commands: list[Row]) -> list[str]:
+    width = max(len(command) for command, _ in commands)
+    return [f"{command:<{width}}   # {what}" for command, what in commands]
 
 
 def count(number: int, noun: str) -> str:

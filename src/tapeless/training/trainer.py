@@ -14,9 +14,11 @@ Tested by: tests/train/test_trainer.py, tests/train/test_resume.py."""
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -28,10 +30,10 @@ from tapeless.errors import ConfigError, InvariantError, NonFiniteError, WriteEr
 from tapeless.generate.engine import generate
 from tapeless.model.build import AnyModel
 from tapeless.model.trained import checkpointed
-from tapeless.optim.ema import EMA, Ema
+from tapeless.model.transformer import Transformer
+from tapeless.optim.ema import EMA
 from tapeless.optim.schedule import learning_rate
-from tapeless.training.checkpoint import Checkpoint, restore, save_checkpoint
-from tapeless.training.documents import document_starts
+from tapeless.training.checkpoint import Checkpoint, point_to, restore, save_checkpoint
 from tapeless.training.evaluate import Evaluation, evaluate
 from tapeless.training.graph import graphed_step
 from tapeless.training.guard import SpikeGuard
@@ -39,13 +41,22 @@ from tapeless.training.invariants import check_invariants
 from tapeless.training.layer_stats import LayerStats
 from tapeless.training.nonfinite import explained
 from tapeless.training.plan import default_seq_len, total_steps, warmup_steps
-from tapeless.training.rotation import is_new_best, mark_best, repair_names, rotate
+from tapeless.training.rotation import is_new_best, repair_names, rotate
 from tapeless.training.run_dir import RunDir
 from tapeless.training.step import StepMetrics, StepResult, ema_of, optimizer_of, train_step
 
 REPEATED = ("checkpoint", "eval", "sample", "guard", "end")  # events that a resume writes again for the step it starts at
 
 Listener = Callable[[dict[str, Any]], None]
+
+
+def document_starts(model: AnyModel, data: Dataset) -> tuple[np.ndarray, np.ndarray]:
+    """Where the documents of both parts start, for attention that is masked by document."""
+    if not isinstance(model, Transformer):
+        raise ConfigError("document_attention needs a model with attention; leave it out for a SimpleLM")
+    if data.train_starts is None or data.val_starts is None:
+        raise ConfigError(f"document_attention needs document boundaries, which {data.source} does not have")
+    return data.train_starts, data.val_starts
 
 
 class Trainer:
@@ -69,7 +80,7 @@ class Trainer:
         self.on_event, self.before_save, self.base = on_event, before_save, base
         self._stop_requested, self._deadline = stopped, time.monotonic() + seconds(config.max_time)
         self.seq_len: int = config.seq_len or default_seq_len(model.config)
-        starts = document_starts(model, config, data)
+        starts = document_starts(model, data) if config.document_attention else (None, None)
         self.loader = training_batches(data, self.seq_len, config.batch_size * config.grad_accum, config.seed, starts[0])
         self.validation = validation_set(data, self.seq_len, config.eval_windows, starts[1])
         self.optimizer = optimizer_of(model, config)
@@ -96,14 +107,8 @@ class Trainer:
 
     def learning_rate(self, step: int) -> float:
         c = self.config
-        return learning_rate(
-            step,
-            schedule=c.lr_schedule,
-            total_steps=self.total_steps,
-            lr=c.lr,
-            min_lr=c.lr / 10 if c.min_lr is None else c.min_lr,
-            warmup_steps=self.warmup_steps,
-        )
+        rates: dict[str, Any] = {"schedule": c.lr_schedule, "lr": c.lr, "min_lr": c.lr / 10 if c.min_lr is None else c.min_lr}
+        return learning_rate(step, **rates, total_steps=self.total_steps, warmup_steps=self.warmup_steps)
 
     def next_batch(self) -> tuple[Tensor, ...]:  # tokens, targets (k*B, T) int64, k = grad_accum; document_ids if masked
         return tuple(part.to(self.model.device) for part in self.loader.batch(self.samples))
@@ -150,19 +155,9 @@ class Trainer:
         if self._graphed is not None and documents is None:
             result = self._graphed(tokens, targets, lr=lr, step=self.steps, loss_limit=limit.loss)
         else:
-            result = train_step(
-                self.model,
-                self.optimizer,
-                tokens,
-                targets,
-                documents,
-                lr=lr,
-                grad_clip=self.config.grad_clip,
-                grad_accum=self.config.grad_accum,
-                step=self.steps,
-                first_sample=self.samples,
-                loss_limit=limit.loss,
-            )
+            options: dict[str, Any] = {"grad_clip": self.config.grad_clip, "grad_accum": self.config.grad_accum}
+            options |= {"lr": lr, "first_sample": self.samples, "loss_limit": limit.loss}
+            result = train_step(self.model, self.optimizer, tokens, targets, documents, step=self.steps, **options)
         self.spikes.take(result.loss)
         if result.skipped:
             self.skipped += 1
@@ -231,34 +226,27 @@ class Trainer:
     def evaluate(self) -> Evaluation | None:
         """The loss on the validation windows, and a checkpoint if it is the best; None if a stop interrupted it."""
         with self._pause():
-            return self._evaluate()
+            evaluated = partial(evaluate, self.model, self.validation, self.data.bytes_per_token, stopped=self.stopped)
+            found, average = evaluated(), None
+            if found is not None and self.ema is not None:
+                with self.ema.as_weights():
+                    average = evaluated()
+            if found is None or (average is None and self.ema is not None):
+                return None
+            if is_new_best(found.val_loss, self.best_val_loss):
+                self._warn_if_write_fails(self._save_best)
+                self.best_val_loss, self.best_step, self.evals_without_best = found.val_loss, self.steps, 0
+            elif self.last_eval != self.steps:  # otherwise the run was resumed here, and it was counted before
+                self.evals_without_best += 1
+            self.last_eval, self.last_val_loss = self.steps, found.val_loss
+            ema = {} if average is None else {"ema_val_loss": average.val_loss}
+            self._emit("eval", **found._asdict(), **ema, floor=self.data.floor, best=self.best_val_loss)
+            return found
 
-    def _evaluate(self) -> Evaluation | None:
-        found = self._evaluation()
-        average = None if found is None or self.ema is None else self._average_evaluation(self.ema)
-        if found is None or (average is None and self.ema is not None):
-            return None
-        if is_new_best(found.val_loss, self.best_val_loss):
-            self._warn_if_write_fails(lambda: self._save_best(found.val_loss))
-            self.best_val_loss, self.best_step, self.evals_without_best = found.val_loss, self.steps, 0
-        elif self.last_eval != self.steps:  # otherwise the run was resumed here, and it was counted before
-            self.evals_without_best += 1
-        self.last_eval, self.last_val_loss = self.steps, found.val_loss
-        ema = {} if average is None else {"ema_val_loss": average.val_loss}
-        self._emit("eval", **found._asdict(), **ema, floor=self.data.floor, best=self.best_val_loss)
-        return found
-
-    def _evaluation(self) -> Evaluation | None:
-        return evaluate(self.model, self.validation, self.data.bytes_per_token, stopped=self.stopped)
-
-    def _average_evaluation(self, ema: Ema) -> Evaluation | None:
-        with ema.as_weights():
-            return self._evaluation()
-
-    def _save_best(self, val_loss: float) -> None:
+    def _save_best(self) -> None:
         path = self.save()  # with the state from before this evaluation
-        if self.run_dir is not None and path is not None:
-            mark_best(self.run_dir.checkpoints, path, val_loss, self.best_val_loss)
+        if path is not None:
+            point_to(path.parent, "best", path)
 
     def _warn_if_write_fails(self, write: Callable[[], object]) -> None:
         try:
@@ -269,22 +257,14 @@ class Trainer:
     def sample(self) -> str:
         """A text that continues the prompt, or the first validation token."""
         with self._pause():
-            return self._sample()
-
-    def _sample(self) -> str:
-        c, tokenizer = self.config, self.data.tokenizer
-        prompt = tokenizer.encode(c.sample_prompt) if c.sample_prompt else self.data.beginning()
-        (ids,) = generate(
-            self.model,
-            [int(i) for i in prompt],
-            max_tokens=c.sample_tokens,
-            sampling=Sampling(temperature=c.sample_temperature, seed=c.seed),
-            vocab_size=tokenizer.vocab_size,
-        )
-        text = tokenizer.decode([*prompt, *ids])
-        self._warn_if_write_fails(lambda: self._write_sample(text))
-        self._emit("sample", text=text)
-        return text
+            c, tokenizer = self.config, self.data.tokenizer
+            prompt = tokenizer.encode(c.sample_prompt) if c.sample_prompt else self.data.beginning()
+            sampling, V = Sampling(temperature=c.sample_temperature, seed=c.seed), tokenizer.vocab_size
+            (ids,) = generate(self.model, prompt, max_tokens=c.sample_tokens, sampling=sampling, vocab_size=V)
+            text = tokenizer.decode([*prompt, *ids])
+            self._warn_if_write_fails(lambda: self._write_sample(text))
+            self._emit("sample", text=text)
+            return text
 
     def _write_sample(self, text: str) -> None:
         if self.run_dir is not None:
@@ -296,26 +276,19 @@ class Trainer:
         again and decides the same. Weights that are not finite are an error and not saved."""
         if self.run_dir is None:
             return None
-        if self._saved is None or self._saved[0] != self.steps:
-            with self._pause():
-                self._save(self.run_dir)
-        return self._saved[1] if self._saved else None
-
-    def _save(self, run: RunDir) -> None:
-        self.model.store.raise_if_non_finite()
-        self.before_save()
-        state = self.optimizer.named_state() | ({} if self.ema is None else {EMA: self.ema.named()})
-        path = save_checkpoint(run.checkpoints, checkpointed(self.model.params), state, self._state())
-        self._saved = (self.steps, path)
-        self._emit("checkpoint", path=path.name)
-        rotate(
-            run.checkpoints,
-            keep_last=self.config.keep_last,
-            keep_every=self.config.keep_every,
-            protect=() if self.resumed_from is None else (self.resumed_from,),
-            written=self.steps,
-            on_warning=self._warn,
-        )
+        if self._saved is not None and self._saved[0] == self.steps:
+            return self._saved[1]
+        with self._pause():
+            self.model.store.raise_if_non_finite()
+            self.before_save()
+            folder, c, resumed = self.run_dir.checkpoints, self.config, self.resumed_from
+            state = self.optimizer.named_state() | ({} if self.ema is None else {EMA: self.ema.named()})
+            path = save_checkpoint(folder, checkpointed(self.model.params), state, self._state())
+            self._saved = (self.steps, path)
+            self._emit("checkpoint", path=path.name)
+            keep = {"keep_last": c.keep_last, "keep_every": c.keep_every}
+            rotate(folder, **keep, protect=resumed, written=self.steps, on_warning=self._warn)
+            return path
 
     def resume(self, checkpoint: Checkpoint) -> None:
         """Restore weights, optimizer and position from a checkpoint."""

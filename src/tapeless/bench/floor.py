@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tapeless.bench.task import Task
+from tapeless.bench.task import Contender, Task
 from tapeless.config import AnyModelConfig
 from tapeless.model.build import num_params, param_specs
 from tapeless.training.fastest import synchronize
@@ -75,7 +75,7 @@ def _matmul(device: str) -> Callable[[Tensor, Tensor, Tensor], None]:  # (M, K),
     return lambda a, b, out: torch.mm(a, b, out=out)  # type: ignore[return-value]
 
 
-class Floor:
+class Floor(Contender):
     def __init__(self, task: Task):
         self.task, self.matmul = task, _matmul(task.train.device)
         N, options = task.tokens, dict[str, Any](dtype=task.compute, device=task.train.device)
@@ -87,9 +87,6 @@ class Floor:
         self.bytes = optimizer_bytes(task.model, task.train.dtype)
         self.moved = torch.ones(min(self.bytes // 8, LARGEST), dtype=torch.float32, device=task.train.device)
         self.seconds: list[tuple[float, float]] = []  # of the matmuls and of the optimizer's bytes, step by step
-
-    def prepare(self, step: int) -> None:
-        """Every step is the same."""
 
     def step(self) -> None:
         start = time.perf_counter()
@@ -113,9 +110,6 @@ class Floor:
             n = min(left, len(self.moved))
             self.moved[:n].neg_()
             left -= n
-
-    def parts(self) -> dict[str, int]:
-        return {}
 
     def facts(self) -> dict[str, Any]:
         products_s, optimizer_s = map(median, zip(*self.seconds, strict=True))

@@ -17,10 +17,10 @@ from typing import IO, Any
 
 from torch import Tensor
 
-from tapeless.bench.contenders import Contender, build, load_libraries
+from tapeless.bench.contenders import build, load_libraries
 from tapeless.bench.device import peak_bytes, reserved_bytes, reset_peak, used_bytes
 from tapeless.bench.machine import Others
-from tapeless.bench.task import Task
+from tapeless.bench.task import Contender, Task
 from tapeless.training.fastest import synchronize
 
 

@@ -16,7 +16,7 @@ from tapeless.model.build import step_flops
 
 LOSS_TOLERANCE = {"float32": 1e-4, "bfloat16": 2e-2, "fp8": 2e-2}  # relative, between contenders of one dtype
 
-# FLOP/s of dense bfloat16 matmuls, by the makers' figures. A GPU that is not listed has no utilization, rather than a wrong one.
+# FLOP/s of dense bfloat16 matmuls, by the makers' figures. A GPU that is not listed has no utilization rather than a wrong one.
 PEAK = {"H100": 989e12, "H200": 989e12, "GH200": 989e12, "A100": 312e12, "L40S": 362e12, "B200": 2250e12}
 
 Row = dict[str, Any]

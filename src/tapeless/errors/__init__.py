@@ -14,4 +14,8 @@ from tapeless.errors.run import *  # noqa: F403
 KINDS: list[type[TapelessError]] = [
     kind for kind in list(globals().values()) if isinstance(kind, type) and issubclass(kind, TapelessError)
 ]
-CATALOGUE: list[Known] = [known for known in list(globals().values()) if isinstance(known, Known)]
+CATALOGUE: list[Known] = []
+for _name, _known in list(globals().items()):
+    if isinstance(_known, Known):
+        _known.code = _name
+        CATALOGUE.append(_known)

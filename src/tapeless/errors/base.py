@@ -20,15 +20,15 @@ class TapelessError(Exception):
         return placed
 
 
-@dataclass(frozen=True)
+@dataclass
 class Known:
     """One error with its cause and fix. `message` and `fix` are templates, filled in when it is raised."""
 
-    code: str
     kind: type[TapelessError]
     message: str
     cause: str
     fix: str
+    code: str = ""  # its name in the catalogue
 
     def __call__(self, **facts: Any) -> TapelessError:
         error = self.kind(f"{self.message}; {self.fix}".format(**facts))

@@ -85,8 +85,7 @@ def table(rows: list[tuple[str, ...]]) -> str:
 
 def check_model(args: argparse.Namespace) -> int:
     from tapeless.verify.fixtures import ON_REFERENCE
-    from tapeless.verify.gradcheck import gradcheck
-    from tapeless.verify.kernel_gradcheck import gradcheck_ops
+    from tapeless.verify.gradcheck import gradcheck, gradcheck_ops
 
     name, config = (str(args.run_dir), model_of(args.run_dir)) if args.run_dir else chosen(args)[:2]
     options = {"seed": args.seed, "progress": say}

@@ -43,7 +43,7 @@ from tapeless.verify.oracles import Function, Point
 Gradients = dict[str, Tensor]  # by the name of the input: the gradient of x is at x
 SHAPE = fixtures.Shape()
 # The reference op in blocks of three rows: a tiny fixture has several, and a last one that is shorter. A kernel has blocks of
-# its own; kernel_shapes.py has rows enough for them.
+# its own; kernel_ops.py has rows enough for them.
 IN_CHUNKS = LINEAR_CROSS_ENTROPY._replace(
     forward=partial(LINEAR_CROSS_ENTROPY.forward, chunk=3 * SHAPE.V),
     backward=partial(LINEAR_CROSS_ENTROPY.backward, chunk=3 * SHAPE.V),

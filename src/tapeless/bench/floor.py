@@ -8,7 +8,6 @@ overwrites, and take longer than the optimizer.
 Tested by: tests/bench/test_floor.py."""
 
 import re
-import time
 from collections import Counter
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -21,7 +20,7 @@ from torch import Tensor
 from tapeless.bench.task import Contender, Task
 from tapeless.config import AnyModelConfig
 from tapeless.model.build import num_params, param_specs
-from tapeless.training.fastest import synchronize
+from tapeless.training.fastest import clock
 
 LARGEST = 2**26  # elements moved at a time, 256 MiB: larger than any cache
 
@@ -89,13 +88,8 @@ class Floor(Contender):
         self.seconds: list[tuple[float, float]] = []  # of the matmuls and of the optimizer's bytes, step by step
 
     def step(self) -> None:
-        start = time.perf_counter()
-        self.multiply()
-        synchronize(self.task.train.device)
-        middle = time.perf_counter()
-        self.move()
-        synchronize(self.task.train.device)
-        self.seconds.append((middle - start, time.perf_counter() - middle))
+        device = self.task.train.device
+        self.seconds.append((clock(self.multiply, device), clock(self.move, device)))
 
     def multiply(self) -> None:
         for x, dy, w, dw, dx, y in self.buffers:

@@ -11,7 +11,6 @@ Tested by: tests/bench/test_worker.py."""
 import json
 import os
 import sys
-import time
 from collections.abc import Iterable
 from typing import IO, Any
 
@@ -21,7 +20,7 @@ from tapeless.bench.contenders import build, load_libraries
 from tapeless.bench.device import peak_bytes, reserved_bytes, reset_peak, used_bytes
 from tapeless.bench.machine import Others
 from tapeless.bench.task import Contender, Task
-from tapeless.training.fastest import synchronize
+from tapeless.training.fastest import clock, synchronize
 
 
 class Worker:
@@ -65,12 +64,8 @@ class Worker:
 
     def timed(self) -> float:
         self.contender.prepare(self.steps_taken)
-        synchronize(self.task.train.device)
-        start = time.perf_counter()
-        self.contender.step()
-        synchronize(self.task.train.device)
         self.steps_taken += 1
-        return time.perf_counter() - start
+        return clock(self.contender.step, self.task.train.device)
 
 
 def serve(requests: Iterable[str], answers: IO[str]) -> None:

@@ -5,10 +5,10 @@ and the exit status of the command line; a `Known` error is an instance of a kin
 `raise EMPTY_DATA(path=path)`. docs/errors.md is generated from this catalogue.
 Tested by: tests/test_catalogue.py."""
 
+from tapeless.errors.base import *  # noqa: F403
 from tapeless.errors.base import Known, TapelessError
 from tapeless.errors.config import *  # noqa: F403
 from tapeless.errors.data import *  # noqa: F403
-from tapeless.errors.model import *  # noqa: F403
 from tapeless.errors.run import *  # noqa: F403
 
 KINDS: list[type[TapelessError]] = [

@@ -78,7 +78,7 @@ def heading(result: Row) -> str:
 
 
 def contender_rows(result: Row) -> list[tuple[str, ...]]:
-    """A line each; contenders of a group are together, and ours is measured anew in each."""
+    """A line each; contenders of a group are together, and ours is measured again in each."""
     groups = {row["group"] for row in result["contenders"]}
     utilized = any(row.get("mfu") for row in result["contenders"])
     reserving = any(row.get("reserved_bytes") for row in result["contenders"])
@@ -108,7 +108,7 @@ def contender_rows(result: Row) -> list[tuple[str, ...]]:
 
 
 def part_rows(contenders: Sequence[Row]) -> list[tuple[str, ...]]:
-    """Where the peak goes; `rest` is what nobody has named."""
+    """Where the peak goes; `rest` is what has no name."""
     once = {named(row): row for row in contenders if row["parts_bytes"]}  # ours may be in several groups
     names = dict.fromkeys(part for row in once.values() for part in row["parts_bytes"] if part != "rest")
     rows = [("", *names, "rest", "peak")]
@@ -120,7 +120,7 @@ def part_rows(contenders: Sequence[Row]) -> list[tuple[str, ...]]:
 
 
 def floor_rows(result: Row) -> list[tuple[str, ...]]:
-    """The step's products and the optimizer's bytes alone, and how near ours comes."""
+    """The step's matmuls and the optimizer's bytes alone, and how near ours comes."""
     rows: list[tuple[str, ...]] = [("floor", "ms", "products ms", "GFLOP/s", "optimizer ms", "GB/s", "ours takes")]
     ours = {(row["dtype"], row["group"]): row for row in result["contenders"] if row["contender"] == "ours"}
     for row in result["contenders"]:

@@ -1,4 +1,4 @@
-"""A contender in a process of its own: memory and threads are its own, and between its turns it sleeps on the pipe.
+"""A contender in its own process, with its own memory and threads; between its turns it sleeps on the pipe.
 
     {"do": "build", "task": …}      -> {"before": bytes}             libraries are loaded, the model is not yet
     {"do": "first"}                 -> {"result": loss or tokens}    the first unit of work, from the initial weights

@@ -67,10 +67,6 @@ def plain_batch(model: Transformer, T: int = T) -> Batch:
     return Batch(*batch(T=T)).to(model.device)
 
 
-def bound_of(model: Transformer) -> float:
-    return METAMORPHIC[model.dtype]
-
-
 def equal(check: str, what: str, tensor: str, a: Tensor, b: Tensor, bound: float = 0.0) -> Finding:
     """By default bit for bit."""
     gap = distance(a, b)
@@ -80,7 +76,7 @@ def equal(check: str, what: str, tensor: str, a: Tensor, b: Tensor, bound: float
 def equal_gradients(model: Transformer, check: str, what: str, a: dict[str, Tensor], b: dict[str, Tensor]) -> Finding:
     """All but those that are zero by identity."""
     skip = zero_by_identity(model.config, T)
-    return largest_gap("L6", check, what, a, {name: g for name, g in b.items() if name not in skip}, bound_of(model))
+    return largest_gap("L6", check, what, a, {name: g for name, g in b.items() if name not in skip}, METAMORPHIC[model.dtype])
 
 
 def changed(tokens: Tensor) -> Tensor:
@@ -106,7 +102,7 @@ def documents_are_apart(model: Transformer, check: str) -> Iterator[Finding]:
     packed = model.logits(tokens, documents=ids)
     if model.config.position != "learned":
         apart = torch.cat([model.logits(tokens[:, :cut].contiguous()), model.logits(tokens[:, cut:].contiguous())], 1)
-        yield equal(check, "documents apart", "logits", packed, apart, bound_of(model))
+        yield equal(check, "documents apart", "logits", packed, apart, METAMORPHIC[model.dtype])
     other = tokens.clone()
     other[:, :cut] = changed(other[:, :cut])
     yield equal(check, "documents apart", "second document", model.logits(other, documents=ids)[:, cut:], packed[:, cut:])
@@ -119,7 +115,7 @@ def decoding(model: Transformer, check: str) -> Iterator[Finding]:
     for name, chunks in (("one by one", [1] * T), ("in chunks", [3, 1, T - 4])):
         kv_cache = model.kv_cache(B, T)
         parts = [model.logits(part, kv_cache=kv_cache) for part in tokens.split(chunks, 1)]
-        yield equal(check, f"kv_cache {name}", "logits", torch.cat(parts, 1), full, bound_of(model))
+        yield equal(check, f"kv_cache {name}", "logits", torch.cat(parts, 1), full, METAMORPHIC[model.dtype])
 
 
 def batch_order(model: Transformer, data: Batch, check: str) -> Iterator[Finding]:
@@ -127,7 +123,7 @@ def batch_order(model: Transformer, data: Batch, check: str) -> Iterator[Finding
     a, b = gradients(model, data), gradients(model, data.samples(*order))
     yield equal_gradients(model, check, "batch order", b, a)
     expected = model.logits(data.tokens)[list(order)]
-    yield equal(check, "batch order", "logits", model.logits(data.tokens[list(order)]), expected, bound_of(model))
+    yield equal(check, "batch order", "logits", model.logits(data.tokens[list(order)]), expected, METAMORPHIC[model.dtype])
 
 
 def padding(model: Transformer, check: str) -> Iterator[Finding]:
@@ -138,7 +134,7 @@ def padding(model: Transformer, check: str) -> Iterator[Finding]:
     a, b = gradients(model, short), gradients(model, longer)
     yield equal_gradients(model, check, "padding", b, a)
     padded, plain = (model.loss(data.tokens, data.targets) for data in (longer, short))
-    yield equal(check, "padding", "loss", padded, plain, bound_of(model))
+    yield equal(check, "padding", "loss", padded, plain, METAMORPHIC[model.dtype])
 
 
 def one_loss(model: Transformer, data: Batch, check: str) -> Iterator[Finding]:
@@ -153,11 +149,11 @@ def one_loss(model: Transformer, data: Batch, check: str) -> Iterator[Finding]:
     loss, saved = CROSS_ENTROPY.forward(logits, targets, **penalties)
     dlogits = CROSS_ENTROPY.backward(1.0, saved, **penalties)
     model.backward(dlogits)
-    yield equal(check, "logits, then cross-entropy", "loss", loss, trained, bound_of(model))
+    yield equal(check, "logits, then cross-entropy", "loss", loss, trained, METAMORPHIC[model.dtype])
     yield equal_gradients(model, check, "backward(dlogits)", dict(model.grads), direct)
     if not c.z_loss:
         sums = float((dlogits.sum(-1) / dlogits.norm()).abs().max())
-        yield Finding("L6", check, "dlogits sum to 0 over V", "dlogits", sums, bound_of(model))
+        yield Finding("L6", check, "dlogits sum to 0 over V", "dlogits", sums, METAMORPHIC[model.dtype])
     ignored = dlogits[targets == -100]
     yield equal(check, "ignored targets", "dlogits", ignored, torch.zeros_like(ignored))
 
@@ -208,7 +204,7 @@ def silent_blocks(case: ModelCase, config: ModelConfig, dtype: str) -> Iterator[
     if c.tie_embeddings:
         truth["embed.w"] = truth["embed.w"] + truth.pop("head.w")
     claimed = gradients(model, data_of(case))
-    yield largest_gap("L6", name_of(case, dtype), "silent blocks", claimed, truth, bound_of(model))
+    yield largest_gap("L6", name_of(case, dtype), "silent blocks", claimed, truth, METAMORPHIC[model.dtype])
 
 
 def sums_are_wide(ops: OpSet, device: str = "cpu") -> Iterator[Finding]:

@@ -30,7 +30,7 @@ from tapeless.training.imported import write_run
 from tapeless.training.run_dir import RunDir
 from tapeless.verify.finding import distance
 from tapeless.verify.fixtures import PARTLY_TRAINED_CASES
-from tapeless.verify.model_levels import check_model
+from tapeless.verify.model_judges import check_model
 
 ROWS, LENGTH = 8, 128
 MERGED = 1e-5  # of logits in float32, beside the largest

@@ -40,7 +40,9 @@ def test_bytes_grow_with_tokens_and_fp8_has_kernels_of_its_own():
         assert twice[name] / once[name] == pytest.approx(2, rel=0.05), name
     assert once["_gate_forward_kernel"] == 2 * 500 * (64 + 32)
     assert once["_adam_kernel"] == pytest.approx(num_params(CONFIG) * (7 * 4 + 2), rel=0.05)
-    assert {"_rows_kernel", "_columns_kernel", "_gradient_kernel"} <= moved(50, "fp8").keys()
+    assert {"_rows_kernel", "_columns_kernel", "_gradient_kernel"} <= moved(
+        80, "fp8"
+    ).keys()  # fp8 matmuls need a multiple of 16 rows
 
 
 def test_rows_of_the_table():

@@ -1,8 +1,8 @@
-"""Utilization: the formula on a model counted by hand, and what is said of a GPU nobody listed."""
+"""Utilization: the formula on a model counted by hand, and GPUs that are not listed."""
 
 import pytest
 
-from tapeless.bench.mfu import peak_of, utilization
+from tapeless.bench.summary import peak_of, utilization
 from tapeless.bench.task import Task
 from tapeless.config import ModelConfig, TrainConfig
 from tapeless.model.build import step_flops

@@ -61,9 +61,9 @@ def test_a_run_is_the_sum_of_its_parts():
     times = Times(micro_batch=0.5, update=0.1, evaluation=2.0, token=0.01, save=1e-6, how="")
     train = replace(TRAIN, eval_every=10, save_every=50, sample_every=0, sample_tokens=100)
     found = duration_of(times, train, steps=100, checkpoint=1000)
-    assert found.step == pytest.approx(1.6)
-    assert found.parts == pytest.approx({"steps": 160.0, "evaluations": 20.0, "checkpoints": 10 * 1e-3, "samples": 1.0})
-    assert found.total == pytest.approx(sum(found.parts.values()))
+    assert found["step"] == pytest.approx(1.6)
+    assert found["parts"] == pytest.approx({"steps": 160.0, "evaluations": 20.0, "checkpoints": 10 * 1e-3, "samples": 1.0})
+    assert found["total"] == pytest.approx(sum(found["parts"].values()))
 
 
 @pytest.mark.parametrize("config", [MODEL, SimpleLMConfig()], ids=["transformer", "simplelm"])

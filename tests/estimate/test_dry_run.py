@@ -24,16 +24,16 @@ N = 300 * 64 * 2 + 2 * (64 * 64 * 2 + 32 * 64 * 2 + 3 * 64 * 64 + 2 * 64) + 64
 @pytest.mark.parametrize(("optimizer", "buffers"), [("adamw", 2), ("adam", 2), ("sgd", 1)])
 def test_state_by_hand(optimizer: str, buffers: int):
     found = dry_run(MODEL, replace(TRAIN, optimizer=optimizer), "reference")
-    assert found.parameters == found.gradients == 4 * N
+    assert found.parts["parameters"] == found.parts["gradients"] == 4 * N
     pieces = 24 * 30 if optimizer == "adamw" else 0  # AdamW's table of what decays: a few rows of three numbers
-    assert 4 * N * buffers <= found.state <= 4 * N * buffers + pieces
+    assert 4 * N * buffers <= found.parts["optimizer state"] <= 4 * N * buffers + pieces
     assert found.checkpoint == 4 * N * (1 + buffers)
-    assert found.copy == 0
+    assert found.parts["bfloat16 copy"] == 0
 
 
 def test_bfloat16_has_a_copy():
     found = dry_run(MODEL, replace(TRAIN, dtype="bfloat16"), "reference")
-    assert (found.copy, found.parameters) == (2 * N, 4 * N)
+    assert (found.parts["bfloat16 copy"], found.parts["parameters"]) == (2 * N, 4 * N)
 
 
 def test_adam_without_a_kernel_needs_a_root_and_decayed_gradients():
@@ -42,9 +42,9 @@ def test_adam_without_a_kernel_needs_a_root_and_decayed_gradients():
     plain = dry_run(MODEL, replace(tiny, optimizer="sgd", weight_decay=0.0), "reference")
     decayed = dry_run(MODEL, replace(tiny, optimizer="sgd"), "reference")
     adam = dry_run(MODEL, replace(tiny, optimizer="adam"), "reference")
-    assert decayed.step - decayed.parameters - decayed.gradients - decayed.state >= 4 * N
+    assert decayed.step - decayed.parts["parameters"] - decayed.parts["gradients"] - decayed.parts["optimizer state"] >= 4 * N
     assert decayed.step > plain.step
-    assert adam.step - adam.parameters - adam.gradients - adam.state >= 8 * N
+    assert adam.step - adam.parts["parameters"] - adam.parts["gradients"] - adam.parts["optimizer state"] >= 8 * N
 
 
 ADAPTED = replace(TRAIN, init_from="a run", lora_rank=4)
@@ -63,15 +63,26 @@ ADAPTERS = 2 * 2 * 4 * 64 + 2 * 4 * (64 + 32)  # of wq (64, 64) and wv (32, 64),
 )
 def test_what_trains_and_what_a_checkpoint_holds_by_hand(train: TrainConfig, trained: int, written: int):
     found = dry_run(MODEL, train, "reference")
-    assert found.gradients == 4 * trained
-    assert found.average == (4 * trained if train.ema_decay else 0)
+    assert found.parts["gradients"] == 4 * trained
+    assert found.parts["moving average"] == (4 * trained if train.ema_decay else 0)
     assert found.checkpoint == 4 * written
-    assert found.step > found.parameters + found.gradients + found.state + found.average + found.saved
+    assert (
+        found.step
+        > found.parts["parameters"]
+        + found.parts["gradients"]
+        + found.parts["optimizer state"]
+        + found.parts["moving average"]
+        + found.parts["saved activations"]
+    )
 
 
 def test_blocks_below_the_first_that_trains_keep_nothing():
     whole, half, none = (dry_run(MODEL, replace(TRAIN, freeze=f), "reference") for f in ("", "embed*,blocks.0.*", "embed*,bl*"))
-    assert whole.saved - half.saved == half.saved - none.saved > 0
+    assert (
+        whole.parts["saved activations"] - half.parts["saved activations"]
+        == half.parts["saved activations"] - none.parts["saved activations"]
+        > 0
+    )
 
 
 class Real(LiveBytes):
@@ -115,8 +126,14 @@ def test_more_micro_batches_take_no_more_memory_than_their_tokens():
 def test_a_simplelm():
     config = SimpleLMConfig(vocab_size=256, hidden_dim=16, intermediate_dim=32)
     found = dry_run(config, TRAIN, "reference")
-    assert found.parameters == 4 * build_model(config, device=META, initialized=False).store.flat.numel()
-    assert found.step > found.parameters + found.gradients + found.state + found.saved
+    assert found.parts["parameters"] == 4 * build_model(config, device=META, initialized=False).store.flat.numel()
+    assert (
+        found.step
+        > found.parts["parameters"]
+        + found.parts["gradients"]
+        + found.parts["optimizer state"]
+        + found.parts["saved activations"]
+    )
 
 
 def test_dropout_is_part_of_it():

@@ -16,8 +16,7 @@ from tapeless.verify.finding import Finding
 from tapeless.verify.fixtures import MODEL_CASES, ON_REFERENCE, PARTLY_TRAINED_CASES, TRANSFORMER_CASES, Setting
 from tapeless.verify.hf_levels import level_3
 from tapeless.verify.metamorphic import check_metamorphic, op_identities, sums_are_wide
-from tapeless.verify.model_judges import by_precision
-from tapeless.verify.model_levels import by_accumulation, by_interruption, by_recompute, check_model
+from tapeless.verify.model_judges import by_accumulation, by_interruption, by_precision, by_recompute, check_model
 from tapeless.verify.op_levels import level_0, level_1
 from tapeless.verify.tolerances import ACCUMULATION
 

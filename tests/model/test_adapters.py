@@ -10,7 +10,7 @@ from tapeless.model.transformer import Transformer
 from tapeless.verify.finding import distance
 from tapeless.verify.first_batch import first_batch_findings
 from tapeless.verify.fixtures import PARTLY_TRAINED_CASES, ModelCase, batch, build, move_off_init
-from tapeless.verify.model_levels import check_model
+from tapeless.verify.model_judges import check_model
 
 CONFIG = ModelConfig(vocab_size=23, hidden_dim=24, num_layers=2, num_heads=4, intermediate_dim=13, max_seq_len=16)
 ADAPTED = [case for case in PARTLY_TRAINED_CASES if case.lora]

@@ -13,7 +13,7 @@ from tapeless.config import ModelConfig
 from tapeless.model.memory import saved_bytes
 from tapeless.model.transformer import RECOMPUTE, Transformer
 from tapeless.verify.fixtures import TRANSFORMER_CASES, B, ModelCase, T, build, data_of, loss_with_gradients
-from tapeless.verify.model_levels import by_recompute
+from tapeless.verify.model_judges import by_recompute
 
 CASES = [pytest.param(case, id=case.name) for case in TRANSFORMER_CASES]
 WITHIN = 0.01  # of what was predicted

@@ -20,8 +20,7 @@ from tapeless.verify.fixtures import (
     values,
 )
 from tapeless.verify.metamorphic import check_metamorphic, op_identities
-from tapeless.verify.model_judges import by_autograd, by_precision
-from tapeless.verify.model_levels import by_accumulation, check_model
+from tapeless.verify.model_judges import by_accumulation, by_autograd, by_precision, check_model
 from tapeless.verify.tolerances import ACCUMULATION
 
 CASES = [pytest.param(case, id=case.name) for case in MODEL_CASES]

@@ -22,7 +22,7 @@ from tapeless.verify.cases import CASES, OpCase, cases_of
 from tapeless.verify.fixtures import TRANSFORMER_CASES, Setting
 from tapeless.verify.hf_levels import missing
 from tapeless.verify.kernel_levels import narrow_dtypes
-from tapeless.verify.kernel_shapes import MANY_ROWS, SHAPES, at_odd_shapes
+from tapeless.verify.kernel_ops import MANY_ROWS, SHAPES, at_odd_shapes
 
 BLOCK = 4  # keys at a time
 ATTENTION, LINEAR, EMBED = REFERENCE.attention, REFERENCE.linear, REFERENCE.embed

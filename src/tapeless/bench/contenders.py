@@ -1,7 +1,7 @@
 """The contenders: each does one unit of work, a training step or a generation, the way its own users would."""
 
 from importlib import import_module
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -10,7 +10,7 @@ from tapeless.bench.device import is_cuda
 from tapeless.bench.floor import Floor
 from tapeless.bench.hf import HFGeneration, HFLoss, build_hf, load_library
 from tapeless.bench.peer import build_peer
-from tapeless.bench.task import COMPILED, FLOOR, OUR_OWN, OURS, PEERS, REPEATABLE, Task
+from tapeless.bench.task import COMPILED, FLOOR, OUR_OWN, OURS, PEERS, REPEATABLE, Contender, Task
 from tapeless.bench.weights import fill
 from tapeless.config import ModelConfig, Sampling, TrainConfig
 from tapeless.errors import ConfigError
@@ -24,21 +24,7 @@ from tapeless.training.graph import graphed_step
 from tapeless.training.step import optimizer_of, train_step
 
 
-class Contender(Protocol):
-    def prepare(self, step: int) -> None:
-        """Whatever a step is given; not on the clock."""
-
-    def step(self) -> Any:
-        """One unit of work. What it returns must agree between contenders: the loss, or the tokens."""
-
-    def parts(self) -> dict[str, int]:
-        """Bytes that are known by name."""
-
-    def facts(self) -> dict[str, Any]:
-        """Whatever else it has to say when all is measured."""
-
-
-class Ours:
+class Ours(Contender):
     """What the trainer does."""
 
     def __init__(self, task: Task):
@@ -54,17 +40,8 @@ class Ours:
         c = self.task.train
         if self.graphed is not None:
             return self.graphed(*self.batch, lr=c.lr, step=self.steps).loss
-        result = train_step(
-            self.model,
-            self.optimizer,
-            *self.batch,
-            lr=c.lr,
-            grad_clip=c.grad_clip,
-            grad_accum=1,
-            step=self.steps,
-            first_sample=0,
-        )
-        return result.loss
+        options: dict[str, Any] = {"lr": c.lr, "grad_clip": c.grad_clip, "grad_accum": 1}
+        return train_step(self.model, self.optimizer, *self.batch, **options, step=self.steps, first_sample=0).loss
 
     def parts(self) -> dict[str, int]:
         store, task = self.model.store, self.task
@@ -84,12 +61,9 @@ class Ours:
         return {"ops": self.model.ops.name} if isinstance(self.model, Transformer) else {}
 
 
-class OurGeneration:
+class OurGeneration(Contender):
     def __init__(self, task: Task):
         self.task, self.model = task, our_model(task)
-
-    def prepare(self, step: int) -> None:
-        """Every generation is the same."""
 
     def step(self) -> list[int]:
         greedy = Sampling(temperature=0)
@@ -98,11 +72,8 @@ class OurGeneration:
     def parts(self) -> dict[str, int]:
         return {"parameters": self.model.store.flat.nbytes}
 
-    def facts(self) -> dict[str, Any]:
-        return {}
 
-
-class TorchTraining:
+class TorchTraining(Contender):
     """A training loop as it is written everywhere, around any module that maps tokens and targets to a loss."""
 
     def __init__(self, task: Task, module: nn.Module, *, mode: str | None = None):
@@ -134,9 +105,6 @@ class TorchTraining:
         size = sum(w.nbytes for w in self.params)
         return {"parameters": size, "gradients": size, "moments": 2 * size}
 
-    def facts(self) -> dict[str, Any]:
-        return {}
-
 
 def our_model(task: Task) -> AnyModel:
     c = task.train
@@ -147,7 +115,7 @@ def our_model(task: Task) -> AnyModel:
 
 
 def load_libraries(task: Task) -> None:
-    """Import everything first: the memory of a model is what comes on top of its libraries, whoever's they are."""
+    """Import everything first: the memory of a model is counted on top of its libraries."""
     c: TrainConfig = task.train
     if task.contender in OUR_OWN:
         choose(c.ops, torch.device(c.device), c.dtype)

@@ -21,9 +21,9 @@ def used_bytes(device: str) -> int:
 
 
 def reset_peak(device: str) -> None:
-    """From here on `peak_bytes` counts anew. Where the system cannot do that, it counts from the process's start."""
+    """Restart what `peak_bytes` measures. If the system cannot do that, it measures from the start of the process."""
     if is_cuda(device):
-        torch.cuda.empty_cache()  # of what compiling left behind
+        torch.cuda.empty_cache()  # of what compiling left
         torch.cuda.reset_peak_memory_stats(device)
     elif CLEAR.exists():
         CLEAR.write_text("5")
@@ -41,7 +41,7 @@ def reserved_bytes(device: str) -> int | None:
 
 
 def _idle_in_graphs(device: str) -> int:
-    """What captured graphs hold for their next replay: tensors that exist within it alone, and that nobody else can have."""
+    """What captured graphs hold for their next replay: memory of tensors inside the graph, which nothing else can use."""
     asked = torch.device(device).index
     index = torch.cuda.current_device() if asked is None else asked
     return sum(
@@ -52,12 +52,12 @@ def _idle_in_graphs(device: str) -> int:
 
 
 def _status(field: str) -> int:
-    """Bytes; 0 where the system tells nothing."""
+    """Bytes; 0 if the system does not report them."""
     if not STATUS.exists():
         return 0
     return next(int(line.split()[1]) * 1024 for line in STATUS.read_text().splitlines() if line.startswith(field))
 
 
 def _largest() -> int:
-    """Linux tells it in kilobytes, macOS in bytes."""
+    """Linux reports it in kilobytes, macOS in bytes."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

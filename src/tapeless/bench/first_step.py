@@ -1,6 +1,6 @@
 """Time to the first step: cold, with nothing compiled before, and warm, in a second process that finds what the first left.
 
-Each contender alone, in processes of their own, with a fresh folder for everything that is compiled.
+Each contender runs alone, in two new processes, with a fresh folder for everything that is compiled.
 Tested by: tests/bench/test_first_step.py."""
 
 import tempfile

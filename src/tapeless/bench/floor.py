@@ -8,7 +8,6 @@ overwrites, and take longer than the optimizer.
 Tested by: tests/bench/test_floor.py."""
 
 import re
-import time
 from collections import Counter
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -18,10 +17,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tapeless.bench.task import Task
+from tapeless.bench.task import Contender, Task
 from tapeless.config import AnyModelConfig
 from tapeless.model.build import num_params, param_specs
-from tapeless.training.fastest import synchronize
+from tapeless.training.fastest import clock
 
 LARGEST = 2**26  # elements moved at a time, 256 MiB: larger than any cache
 
@@ -75,7 +74,7 @@ def _matmul(device: str) -> Callable[[Tensor, Tensor, Tensor], None]:  # (M, K),
     return lambda a, b, out: torch.mm(a, b, out=out)  # type: ignore[return-value]
 
 
-class Floor:
+class Floor(Contender):
     def __init__(self, task: Task):
         self.task, self.matmul = task, _matmul(task.train.device)
         N, options = task.tokens, dict[str, Any](dtype=task.compute, device=task.train.device)
@@ -88,17 +87,9 @@ class Floor:
         self.moved = torch.ones(min(self.bytes // 8, LARGEST), dtype=torch.float32, device=task.train.device)
         self.seconds: list[tuple[float, float]] = []  # of the matmuls and of the optimizer's bytes, step by step
 
-    def prepare(self, step: int) -> None:
-        """Every step is the same."""
-
     def step(self) -> None:
-        start = time.perf_counter()
-        self.multiply()
-        synchronize(self.task.train.device)
-        middle = time.perf_counter()
-        self.move()
-        synchronize(self.task.train.device)
-        self.seconds.append((middle - start, time.perf_counter() - middle))
+        device = self.task.train.device
+        self.seconds.append((clock(self.multiply, device), clock(self.move, device)))
 
     def multiply(self) -> None:
         for x, dy, w, dw, dx, y in self.buffers:
@@ -113,9 +104,6 @@ class Floor:
             n = min(left, len(self.moved))
             self.moved[:n].neg_()
             left -= n
-
-    def parts(self) -> dict[str, int]:
-        return {}
 
     def facts(self) -> dict[str, Any]:
         products_s, optimizer_s = map(median, zip(*self.seconds, strict=True))

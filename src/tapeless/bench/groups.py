@@ -16,7 +16,7 @@ SHARE = 0.9  # of what is available, since the rest is an estimate
 
 def estimated_bytes(task: Task) -> int:
     """Of a contender's whole process. Weights, gradients and two moments take 16 bytes a parameter, a copy in bfloat16 two
-    more; a peer keeps half as much again as ours for its backward, and the logits thrice."""
+    more; a peer saves half as much again as ours for its backward, and the logits thrice."""
     n, c, itemsize = num_params(task.model), task.model, task.compute.itemsize
     logits = task.tokens * c.vocab_size
     if task.contender == FLOOR:
@@ -24,12 +24,12 @@ def estimated_bytes(task: Task) -> int:
     weights = n * (16 if itemsize == 4 else 18)
     if task.new_tokens or not isinstance(c, ModelConfig):
         return PROCESS + weights
-    kept = sum(saved_bytes(c, task.train.batch_size, task.seq_len, "none", "float32").values())
-    return PROCESS + weights + (kept if task.contender in OUR_OWN else kept * 3 // 2 + 3 * 4 * logits)
+    saved = sum(saved_bytes(c, task.train.batch_size, task.seq_len, "none", "float32").values())
+    return PROCESS + weights + (saved if task.contender in OUR_OWN else saved * 3 // 2 + 3 * 4 * logits)
 
 
 def groups(tasks: Sequence[Task], room: int, size: Callable[[Task], int] = estimated_bytes) -> list[list[Task]]:
-    """All tasks in as few groups as fit into `room` bytes, in order, ours in each; one contender beside ours at the least."""
+    """All tasks in as few groups as fit into `room` bytes, in order, ours in each; at least one contender with ours."""
     always = [task for task in tasks if task.contender == OURS]
     others = [task for task in tasks if task.contender != OURS]
     base = sum(map(size, always))

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from tapeless.bench.peer import language_loss
-from tapeless.bench.task import Task
+from tapeless.bench.task import Contender, Task
 from tapeless.bench.weights import initial
 from tapeless.config import AnyModelConfig, ModelConfig
 from tapeless.errors import ConfigError, MissingError
@@ -54,7 +54,7 @@ class HFLoss(nn.Module):
         return language_loss(self.model(input_ids=tokens, use_cache=False).logits, targets, self.config)
 
 
-class HFGeneration:
+class HFGeneration(Contender):
     """Greedy generation with their KV cache; weights in the compute dtype, as a user would load them."""
 
     def __init__(self, task: Task):
@@ -62,24 +62,12 @@ class HFGeneration:
         self.model = build_hf(task).to(task.compute)
         self.prompt = torch.tensor([task.prompt()], device=task.train.device)  # (1, n)
 
-    def prepare(self, step: int) -> None:
-        """Every generation is the same."""
-
     def step(self) -> list[int]:
         n = self.task.new_tokens
         with torch.inference_mode():
-            text = self.model.generate(
-                self.prompt,
-                attention_mask=torch.ones_like(self.prompt),
-                max_new_tokens=n,
-                min_new_tokens=n,
-                do_sample=False,
-                use_cache=True,
-            )
+            mask, greedy = torch.ones_like(self.prompt), {"do_sample": False, "use_cache": True}
+            text = self.model.generate(self.prompt, attention_mask=mask, max_new_tokens=n, min_new_tokens=n, **greedy)
         return text[0, self.prompt.shape[1] :].tolist()
 
     def parts(self) -> dict[str, int]:
         return {"parameters": sum(w.nbytes for w in self.model.parameters())}
-
-    def facts(self) -> dict[str, Any]:
-        return {}

@@ -15,6 +15,7 @@ from tapeless.bench.contenders import Ours
 from tapeless.bench.task import Task
 from tapeless.config import ModelConfig, TrainConfig
 from tapeless.estimate.dry_run import dry_step
+from tapeless.training.fastest import clock
 
 PRODUCTS = ("nvjet", "gemm", "cutlass", "splitK")  # what the libraries call theirs
 ATTENTION = ("sdpa", "cudnn", "flash", "attention")
@@ -50,14 +51,7 @@ def copy_bandwidth(device: str) -> float:
     """Bytes a second, read and written together."""
     source = torch.empty(COPIED, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
-    seconds = []
-    for _ in range(TIMED):
-        torch.cuda.synchronize(device)
-        start = time.perf_counter()
-        target.copy_(source)
-        torch.cuda.synchronize(device)
-        seconds.append(time.perf_counter() - start)
-    return 2 * COPIED / min(seconds)
+    return 2 * COPIED / min(clock(lambda: target.copy_(source), device) for _ in range(TIMED))
 
 
 def spent_by_kind(step: Any) -> dict[str, Spent]:

@@ -1,8 +1,8 @@
-"""The largest batch that fits: each contender by itself on the device, with other numbers of rows until the border is known.
+"""The largest batch that fits: each contender alone on the device, with other numbers of rows until the limit is known.
 
-It begins with the rows asked for. What a fitting batch takes says about how many fit; beyond that, an eighth more each time
-until a step fails, and what lies between is halved until the border is known to an eighth. A compiler takes a minute for every
-try, so tries are what to save. Each is a process of its own: nothing of the one before is left.
+The search starts with the rows asked for. The memory of a batch that fits predicts how many rows do; beyond that, an eighth
+more each time until a step fails, then bisection until the limit is known to an eighth. A compiler takes a minute for every
+try, so there should be few. Each try is a new process, so that nothing of the one before remains.
 Tested by: tests/bench/test_largest_batch.py."""
 
 from dataclasses import replace

@@ -26,7 +26,7 @@ def machine() -> dict[str, Any]:
 
 
 def conditions(device: str, threads: int | None) -> dict[str, Any]:
-    """Beside the machine, what one can choose."""
+    """Besides the machine, what a user can choose."""
     gpu = {"gpu": torch.cuda.get_device_name(device)} if torch.device(device).type == "cuda" else {}
     return {"device": device, "threads": threads or torch.get_num_threads(), **gpu}
 

@@ -1,4 +1,4 @@
-"""The questions of `tapeless bench`: a training step beside its peers, generation, the largest batch, and how ours scales.
+"""The questions of `tapeless bench`: a training step and its peers, generation, the largest batch, and how ours scales.
 
 Each answer is a record of plain data: the machine, the model, and the summary of what was measured."""
 
@@ -23,7 +23,7 @@ from tapeless.training.resources import available_bytes
 LENGTHS = (128, 256, 512, 1024, 2048, 4096)  # T, at the model's own width
 WIDTHS = (64, 128, 256, 512, 1024)  # C, at FIXED_LENGTH
 FIXED_LENGTH = 256
-TOKENS = 4096  # in every step of the scaling, so that all points do as many products
+TOKENS = 4096  # in every step of the scaling, so that all points do as many matmuls
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ def kernels(name: str, task: Task, how: How) -> dict[str, Any]:
 
 
 def generation(name: str, task: Task, new_tokens: int, how: How) -> dict[str, Any]:
-    """Greedy, one sequence, behind the same prompt; where the model is made for less, its length is raised."""
+    """Greedy, one sequence, after the same prompt; a model with a shorter max_seq_len gets a longer one."""
     if not isinstance(task.model, ModelConfig):
         raise ConfigError(f"{name} has no attention and no class in transformers to generate against")
     longest = max(task.model.max_seq_len, PROMPT + new_tokens)
@@ -114,7 +114,7 @@ def generation(name: str, task: Task, new_tokens: int, how: How) -> dict[str, An
 def scaling(
     name: str, task: Task, how: How, lengths: Sequence[int] = LENGTHS, widths: Sequence[int] = WIDTHS
 ) -> dict[str, Any]:
-    """Ours beside the floor, at growing length and at growing width."""
+    """Ours compared with the floor, at growing length and at growing width."""
     points = []
     for vary, value, at in scaled(task, lengths, widths):
         how.progress(f"{vary} = {value}: {at.train.batch_size}x{at.seq_len}")

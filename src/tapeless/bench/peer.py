@@ -1,10 +1,8 @@
 """The peer: the same model as a careful PyTorch user would write it, for autograd and torch.compile.
 
-Fused products for q, k, v and for gate and up, the library's norms, attention and cross-entropy, rotary tables made once.
-Products and attention run in bfloat16 under autocast; what should not, such as the rotation, is computed in float32.
+Fused matmuls for q, k, v and for gate and up, the library's norms, attention and cross-entropy, rotary tables made once.
+Matmuls and attention run in bfloat16 under autocast; what should not, such as the rotation, is computed in float32.
 Tested by: tests/bench/test_peer.py."""
-
-from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -12,15 +10,7 @@ from torch import Tensor, nn
 
 from tapeless.config import AnyModelConfig, ModelConfig, SimpleLMConfig
 from tapeless.ops.ffn_gate import GATED
-
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "swiglu": F.silu,
-    "geglu": lambda x: F.gelu(x, approximate="tanh"),
-    "gelu": lambda x: F.gelu(x, approximate="tanh"),
-    "tanh": torch.tanh,
-    "relu": F.relu,
-    "relu2": lambda x: F.relu(x).square(),
-}
+from tapeless.verify.autograd_reference import ACTIVATIONS
 
 
 def norm(c: ModelConfig) -> nn.Module:

@@ -1,4 +1,4 @@
-"""The parent's end of a worker: starts it, asks, and lets it end. Tested by: tests/bench/test_process.py."""
+"""The parent's end of a worker: starts it, asks, and waits for its end. Tested by: tests/bench/test_process.py."""
 
 import json
 import os
@@ -20,7 +20,7 @@ CACHES = ("NUMBA_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
 
 def environment(task: Task, threads: int | None, caches: str | None = None) -> dict[str, str]:
     """Ours runs in the environment of the `tapeless` command, the others with torch's defaults: a peer can be twice as slow
-    where its threads are told to wait in another way. caches: a folder for whatever is compiled, instead of the usual ones."""
+    if its threads wait in another way. caches: a folder for whatever is compiled, instead of the usual ones."""
     result = dict(os.environ)
     if task.contender not in OUR_OWN:
         for name in WAITING:

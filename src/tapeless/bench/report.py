@@ -12,27 +12,20 @@ BUSY = 0.1  # share of all cores that others had during a turn
 
 def text(result: Row) -> str:
     """Whatever was measured."""
-    by_kind = {"training": training, "generation": generation, "scaling": scaling, "largest": largest, "kernels": kernels}
+    by_kind = {"training": training, "generation": compared, "scaling": scaling, "largest": largest, "kernels": kernels}
     return by_kind[result["kind"]](result)
 
 
 def training(result: Row) -> str:
-    blocks = [heading(result), table(contender_rows(result))]
     parts, floors = part_rows(result["contenders"]), floor_rows(result)
-    if len(parts) > 1:
-        blocks.append("peak memory by part, MiB\n" + table(parts))
-    if len(floors) > 1:
-        blocks.append("what no step can do without\n" + table(floors))
-    blocks += [verdict_lines(result), closing_lines(result)]
+    tables = {"peak memory by part, MiB": parts, "what no step can do without": floors}
+    return compared(result, [f"{title}\n{table(rows)}" for title, rows in tables.items() if len(rows) > 1])
+
+
+def compared(result: Row, tables: Sequence[str] = ()) -> str:
+    """Contenders side by side; all there is to say of a generation."""
+    blocks = [heading(result), table(contender_rows(result)), *tables, verdict_lines(result), closing_lines(result)]
     return "\n\n".join(block for block in blocks if block)
-
-
-def generation(result: Row) -> str:
-    return "\n\n".join(
-        block
-        for block in (heading(result), table(contender_rows(result)), verdict_lines(result), closing_lines(result))
-        if block
-    )
 
 
 def scaling(result: Row) -> str:
@@ -76,18 +69,16 @@ def heading(result: Row) -> str:
         "largest": f"the largest batch of {result['seq_len']} tokens a row",
     }[result["kind"]]
     where = now.get("gpu") or f"{m['cores']} cores of {m['cpu']}"
-    return (
-        f"{result['name']} ({result['parameters']:,} parameters), {what}\n{where}, {now['threads']} threads, torch {m['torch']}"
-    ) + (f"\n{warning(result)}" if result["busy"] > BUSY else "")
-
-
-def warning(result: Row) -> str:
-    """Threads that wait for one another wait for whatever else runs too, and each contender's wait in their own way."""
-    return f"THE MACHINE WAS BUSY: others had up to {result['busy']:.0%} of it; neither times nor ratios can be trusted"
+    lines = [f"{result['name']} ({result['parameters']:,} parameters), {what}"]
+    lines.append(f"{where}, {now['threads']} threads, torch {m['torch']}")
+    if result["busy"] > BUSY:  # threads that wait for one another also wait for other processes, each contender's differently
+        busy = f"THE MACHINE WAS BUSY: others had up to {result['busy']:.0%} of it"
+        lines.append(f"{busy}; neither times nor ratios can be trusted")
+    return "\n".join(lines)
 
 
 def contender_rows(result: Row) -> list[tuple[str, ...]]:
-    """A line each; contenders of a group are together, and ours is measured anew in each."""
+    """A line each; contenders of a group are together, and ours is measured again in each."""
     groups = {row["group"] for row in result["contenders"]}
     utilized = any(row.get("mfu") for row in result["contenders"])
     reserving = any(row.get("reserved_bytes") for row in result["contenders"])
@@ -117,7 +108,7 @@ def contender_rows(result: Row) -> list[tuple[str, ...]]:
 
 
 def part_rows(contenders: Sequence[Row]) -> list[tuple[str, ...]]:
-    """Where the peak goes; `rest` is what nobody has named."""
+    """Where the peak goes; `rest` is what has no name."""
     once = {named(row): row for row in contenders if row["parts_bytes"]}  # ours may be in several groups
     names = dict.fromkeys(part for row in once.values() for part in row["parts_bytes"] if part != "rest")
     rows = [("", *names, "rest", "peak")]
@@ -129,7 +120,7 @@ def part_rows(contenders: Sequence[Row]) -> list[tuple[str, ...]]:
 
 
 def floor_rows(result: Row) -> list[tuple[str, ...]]:
-    """The step's products and the optimizer's bytes alone, and how near ours comes."""
+    """The step's matmuls and the optimizer's bytes alone, and how near ours comes."""
     rows: list[tuple[str, ...]] = [("floor", "ms", "products ms", "GFLOP/s", "optimizer ms", "GB/s", "ours takes")]
     ours = {(row["dtype"], row["group"]): row for row in result["contenders"] if row["contender"] == "ours"}
     for row in result["contenders"]:

@@ -1,7 +1,7 @@
 """From measured seconds to what is said about them: medians with spread, ratios, verdicts, and whether losses agree.
 
 Everything is plain data, as it is written to a file with --json; report.py makes text of it.
-Tested by: tests/bench/test_summary.py."""
+Tested by: tests/bench/test_summary.py, tests/bench/test_mfu.py."""
 
 from collections.abc import Iterator, Sequence
 from statistics import median, quantiles
@@ -10,11 +10,14 @@ from typing import Any
 import torch
 
 from tapeless.bench.device import is_cuda
-from tapeless.bench.mfu import utilization
 from tapeless.bench.side_by_side import Comparison, Measured
 from tapeless.bench.task import FLOOR, OURS, PEERS, Task
+from tapeless.model.build import step_flops
 
 LOSS_TOLERANCE = {"float32": 1e-4, "bfloat16": 2e-2, "fp8": 2e-2}  # relative, between contenders of one dtype
+
+# FLOP/s of dense bfloat16 matmuls, by the makers' figures. A GPU that is not listed has no utilization rather than a wrong one.
+PEAK = {"H100": 989e12, "H200": 989e12, "GH200": 989e12, "A100": 312e12, "L40S": 362e12, "B200": 2250e12}
 
 Row = dict[str, Any]
 
@@ -52,10 +55,23 @@ def row(measured: Measured) -> Row:
 
 
 def gpu_utilization(task: Task, seconds: float) -> float | None:
-    """None on a CPU, of a floor, of a generation, of fp8, whose products have two peaks, and on a GPU of unknown peak."""
+    """None on a CPU, of a floor, of a generation, of fp8, whose matmuls have two peaks, and on a GPU of unknown peak."""
     if task.new_tokens or task.contender == FLOOR or task.train.dtype == "fp8" or not is_cuda(task.train.device):
         return None
     return utilization(task, seconds, torch.cuda.get_device_name(task.train.device))
+
+
+def utilization(task: Task, seconds: float, gpu: str) -> float | None:
+    """Model FLOPs utilization: the share of the GPU's peak that the model's own FLOPs (model/build.py) amount to."""
+    peak = peak_of(gpu)
+    return None if peak is None else step_flops(task.model, task.tokens, task.seq_len) / seconds / peak
+
+
+def peak_of(gpu: str) -> float | None:
+    """By a word of the device's name, such as NVIDIA H100 80GB HBM3. PCIe and NVL boards and slices (MIG) have less."""
+    if any(word in gpu.lower() for word in ("pcie", "nvl", "mig")):
+        return None
+    return next((PEAK[word] for word in gpu.replace("-", " ").split() if word in PEAK), None)
 
 
 def named(row: Row) -> str:

@@ -100,3 +100,21 @@ def measured(train: TrainConfig, seq_len: int) -> TrainConfig:
     """The training that every contender does: AdamW, one micro-batch a step. A small constant rate keeps any model finite; it
     costs the same time as any other."""
     return replace(train, seq_len=seq_len, optimizer="adamw", grad_accum=1, lr=1e-4, min_lr=None)
+
+
+class Contender:
+    """What is measured. `step` is one unit of work; what it returns must agree between contenders: the loss, or the tokens."""
+
+    def prepare(self, step: int) -> None:
+        """The inputs of a step, which are not timed; nothing if every step is the same."""
+
+    def step(self) -> Any:
+        raise NotImplementedError
+
+    def parts(self) -> dict[str, int]:
+        """Bytes that are known by name."""
+        return {}
+
+    def facts(self) -> dict[str, Any]:
+        """Further results, asked for when everything is measured."""
+        return {}

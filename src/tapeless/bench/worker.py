@@ -1,4 +1,4 @@
-"""A contender in a process of its own: memory and threads are its own, and between its turns it sleeps on the pipe.
+"""A contender in its own process, with its own memory and threads; between its turns it sleeps on the pipe.
 
     {"do": "build", "task": …}      -> {"before": bytes}             libraries are loaded, the model is not yet
     {"do": "first"}                 -> {"result": loss or tokens}    the first unit of work, from the initial weights
@@ -11,17 +11,16 @@ Tested by: tests/bench/test_worker.py."""
 import json
 import os
 import sys
-import time
 from collections.abc import Iterable
 from typing import IO, Any
 
 from torch import Tensor
 
-from tapeless.bench.contenders import Contender, build, load_libraries
+from tapeless.bench.contenders import build, load_libraries
 from tapeless.bench.device import peak_bytes, reserved_bytes, reset_peak, used_bytes
 from tapeless.bench.machine import Others
-from tapeless.bench.task import Task
-from tapeless.training.fastest import synchronize
+from tapeless.bench.task import Contender, Task
+from tapeless.training.fastest import clock, synchronize
 
 
 class Worker:
@@ -65,12 +64,8 @@ class Worker:
 
     def timed(self) -> float:
         self.contender.prepare(self.steps_taken)
-        synchronize(self.task.train.device)
-        start = time.perf_counter()
-        self.contender.step()
-        synchronize(self.task.train.device)
         self.steps_taken += 1
-        return time.perf_counter() - start
+        return clock(self.contender.step, self.task.train.device)
 
 
 def serve(requests: Iterable[str], answers: IO[str]) -> None:

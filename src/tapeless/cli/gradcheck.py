@@ -68,8 +68,7 @@ def check_model(args: argparse.Namespace) -> int:
         from tapeless.training.run_dir import RunDir
     from tapeless.training.runs import usable_config
     from tapeless.verify.fixtures import ON_REFERENCE
-    from tapeless.verify.gradcheck import gradcheck
-    from tapeless.verify.kernel_gradcheck import gradcheck_ops
+    from tapeless.verify.gradcheck import gradcheck, gradcheck_ops
 
     if args.run_dir:
         name, config = str(args.run_dir), usable_config(RunDir.open(args.run_dir)).model

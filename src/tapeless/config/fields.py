@@ -14,10 +14,13 @@ INFINITY = float("inf")
 SECONDS = {"s": 1, "m": 60, "h": 3600}  # per unit of a duration
 
 
-def option(default: Any, help: str, choices: Collection[str] = (), *, derived: bool = False, by_optimizer: bool = False) -> Any:
+def option(
+    default: Any, help: str, choices: Collection[str] = (), *, derived: bool = False, by_optimizer: bool = False, **bounds: int
+) -> Any:
     """A field with its help text and, if they are few, its allowed values. derived: None is replaced on construction.
-    by_optimizer: only optimizers that list the field among their `options` read it."""
-    return field(default=default, metadata={"help": help, "choices": choices, "derived": derived, "by_optimizer": by_optimizer})
+    by_optimizer: only optimizers that list the field among their `options` read it. bounds: those of check_range."""
+    marks = {"derived": derived, "by_optimizer": by_optimizer, "bounds": bounds}
+    return field(default=default, metadata={"help": help, "choices": choices, **marks})
 
 
 def require(ok: bool, name: str, expected: str, got: Any) -> None:
@@ -32,8 +35,17 @@ def seconds(time: str) -> float:
     return INFINITY if found is None else float(found[1]) * SECONDS[found[2]]
 
 
-def check_types(config: Any) -> None:
-    """Every field has its declared type and one of its choices; an int is accepted for a float."""
+def check_range(name: str, value: Any, ge: int | None = None, gt: int | None = None, lt: float = INFINITY) -> None:
+    """At least ge, above gt, below lt; a number with either of the first two is finite."""
+    if ge is not None:
+        expected = f"in [{ge}, {lt})" if lt < INFINITY else f"at least {ge}" if ge else "0 or more"
+        require(ge <= value < lt, name, expected, value)
+    if gt is not None:
+        require(gt < value < lt, name, f"above {gt}", value)
+
+
+def check_fields(config: Any) -> None:
+    """Every field has its declared type, is in its range and one of its choices; an int is accepted for a float."""
     for f in fields(config):
         value = getattr(config, f.name)
         allowed = f.type.__args__ if hasattr(f.type, "__args__") else (f.type,)
@@ -46,6 +58,8 @@ def check_types(config: Any) -> None:
             raise WRONG_TYPE(name=f.name, expected=names, got=value)
         if type(value) is int and not abs(value) < MAX_INT:
             raise OUT_OF_RANGE(name=f.name, expected="below 2^63", got=value)
+        if value is not None:
+            check_range(f.name, getattr(config, f.name), **f.metadata["bounds"])
         choices = f.metadata["choices"]
         if choices and value not in choices:
             raise ConfigError(f"{f.name} is {value!r}; {nearest(value, choices)}")

@@ -5,7 +5,7 @@ Tested by: tests/test_config.py."""
 from dataclasses import dataclass
 
 from tapeless.config.blocks import DEFAULT_BLOCKS, Pattern, parse_blocks
-from tapeless.config.fields import INFINITY, check_types, option, require
+from tapeless.config.fields import INFINITY, check_fields, option, require
 from tapeless.errors import INDIVISIBLE, ConfigError
 
 
@@ -13,24 +13,24 @@ from tapeless.errors import INDIVISIBLE, ConfigError
 class ModelConfig:
     """The shape of a decoder-only transformer. Letters in brackets: docs/notation.md."""
 
-    vocab_size: int = option(256, "tokens in the vocabulary [V]")
-    hidden_dim: int = option(128, "width of the residual stream [C]")
-    num_layers: int = option(4, "number of blocks [L]")
+    vocab_size: int = option(256, "tokens in the vocabulary [V]", ge=1)
+    hidden_dim: int = option(128, "width of the residual stream [C]", ge=1)
+    num_layers: int = option(4, "number of blocks [L]", ge=1)
     blocks: str = option(
         DEFAULT_BLOCKS,
         "sublayers of a block; / separates layers that differ, and the pattern repeats: attn+ffn/shift+ffn",
     )
-    num_heads: int = option(4, "query heads [H]")
-    num_kv_heads: int = option(None, "key and value heads [G]; divides num_heads; default num_heads", derived=True)
-    head_dim: int = option(None, "width of a head [D]; default hidden_dim / num_heads", derived=True)
-    intermediate_dim: int = option(344, "width of the feed-forward layer [F]")
-    max_seq_len: int = option(128, "longest sequence [T]")
+    num_heads: int = option(4, "query heads [H]", ge=1)
+    num_kv_heads: int = option(None, "key and value heads [G]; divides num_heads; default num_heads", derived=True, ge=1)
+    head_dim: int = option(None, "width of a head [D]; default hidden_dim / num_heads", derived=True, ge=1)
+    intermediate_dim: int = option(344, "width of the feed-forward layer [F]", ge=1)
+    max_seq_len: int = option(128, "longest sequence [T]", ge=1)
     norm: str = option("rms", "kind of norm", ("rms", "layer"))
-    norm_eps: float = option(1e-5, "added to the mean square inside every norm")
+    norm_eps: float = option(1e-5, "added to the mean square inside every norm", gt=0)
     norm_bias: bool = option(False, "LayerNorm with a bias")
     norm_placement: str = option("pre", "norm before each sublayer, or after its residual addition", ("pre", "post"))
     position: str = option("rope", "position encoding", ("rope", "learned", "none"))
-    rope_theta: float = option(1e4, "base of the rotary frequencies")
+    rope_theta: float = option(1e4, "base of the rotary frequencies", gt=1)
     ffn: str = option(
         "swiglu", "feed-forward activation; the first two are gated", ("swiglu", "geglu", "gelu", "tanh", "relu", "relu2")
     )
@@ -38,48 +38,29 @@ class ModelConfig:
     attn_bias: bool = option(False, "biases in the attention projections")
     qk_norm: bool = option(False, "RMSNorm on each query and key head")
     tie_embeddings: bool = option(False, "the output layer uses the embedding matrix")
-    dropout: float = option(0.0, "dropout probability on the embedding and on the output of each sublayer")
-    z_loss: float = option(0.0, "weight of the z-loss, the squared log-sum-exp of the logits")
-    label_smoothing: float = option(0.0, "share of the target distribution that is uniform over the vocabulary")
-    logit_softcap: float = option(0.0, "logit soft-cap: cap tanh(logits / cap); 0: off")
+    dropout: float = option(0.0, "dropout probability on the embedding and on the output of each sublayer", ge=0, lt=1)
+    z_loss: float = option(0.0, "weight of the z-loss, the squared log-sum-exp of the logits", ge=0)
+    label_smoothing: float = option(0.0, "share of the target distribution that is uniform over the vocabulary", ge=0, lt=1)
+    logit_softcap: float = option(0.0, "logit soft-cap: cap tanh(logits / cap); 0: off", ge=0)
     init: str = option("scaled-normal", "weight initialisation", ("scaled-normal", "kaiming", "xavier"))
 
     def __post_init__(self) -> None:
-        check_types(self)
-        for name in ("vocab_size", "hidden_dim", "num_layers", "num_heads", "intermediate_dim", "max_seq_len"):
-            require(getattr(self, name) >= 1, name, "at least 1", getattr(self, name))
+        check_fields(self)
         if self.num_kv_heads is None:
             object.__setattr__(self, "num_kv_heads", self.num_heads)
-        require(self.num_kv_heads >= 1, "num_kv_heads", "at least 1", self.num_kv_heads)
         if self.num_heads % self.num_kv_heads:
-            raise INDIVISIBLE(
-                name="num_heads",
-                value=self.num_heads,
-                by="num_kv_heads",
-                divisor=self.num_kv_heads,
-                fix="every key head serves the same number of query heads: change one of them",
-            )
+            size, divisor = f"num_heads {self.num_heads}", f"num_kv_heads {self.num_kv_heads}"
+            fix = "every key head serves the same number of query heads: change one of them"
+            raise INDIVISIBLE(size=size, divisor=divisor, fix=fix)
         if self.head_dim is None:
             if self.hidden_dim % self.num_heads:
-                raise INDIVISIBLE(
-                    name="hidden_dim",
-                    value=self.hidden_dim,
-                    by="num_heads",
-                    divisor=self.num_heads,
-                    fix="change one, or set head_dim",
-                )
+                size, divisor = f"hidden_dim {self.hidden_dim}", f"num_heads {self.num_heads}"
+                raise INDIVISIBLE(size=size, divisor=divisor, fix="change one, or set head_dim")
             object.__setattr__(self, "head_dim", self.hidden_dim // self.num_heads)
-        require(self.head_dim >= 1, "head_dim", "at least 1", self.head_dim)
         if self.position == "rope" and self.head_dim % 2:
             raise ConfigError(f"rotary positions turn features in pairs, but head_dim is {self.head_dim}; make it even")
         if self.norm_bias and self.norm != "layer":
             raise ConfigError("norm_bias needs norm = 'layer': RMSNorm has no bias")
-        require(0 < self.norm_eps < INFINITY, "norm_eps", "above 0", self.norm_eps)
-        require(1 < self.rope_theta < INFINITY, "rope_theta", "above 1", self.rope_theta)
-        require(0 <= self.dropout < 1, "dropout", "in [0, 1)", self.dropout)
-        require(0 <= self.label_smoothing < 1, "label_smoothing", "in [0, 1)", self.label_smoothing)
-        require(0 <= self.z_loss < INFINITY, "z_loss", "0 or more", self.z_loss)
-        require(0 <= self.logit_softcap < INFINITY, "logit_softcap", "0 or more", self.logit_softcap)
         parse_blocks(self.blocks)
 
     @property
@@ -92,16 +73,13 @@ class ModelConfig:
 class SimpleLMConfig:
     """A model without attention, for testing a pipeline: embedding, LayerNorm, linear, GELU, linear."""
 
-    vocab_size: int = option(256, "tokens in the vocabulary [V]")
-    hidden_dim: int = option(64, "width of the embedding [C]")
-    intermediate_dim: int = option(256, "width of the hidden layer [F]")
-    norm_eps: float = option(1e-5, "added to the variance inside the norm")
+    vocab_size: int = option(256, "tokens in the vocabulary [V]", ge=1)
+    hidden_dim: int = option(64, "width of the embedding [C]", ge=1)
+    intermediate_dim: int = option(256, "width of the hidden layer [F]", ge=1)
+    norm_eps: float = option(1e-5, "added to the variance inside the norm", gt=0)
 
     def __post_init__(self) -> None:
-        check_types(self)
-        for name in ("vocab_size", "hidden_dim", "intermediate_dim"):
-            require(getattr(self, name) >= 1, name, "at least 1", getattr(self, name))
-        require(0 < self.norm_eps < INFINITY, "norm_eps", "above 0", self.norm_eps)
+        check_fields(self)
 
 
 @dataclass(frozen=True)
@@ -113,7 +91,7 @@ class Lora:
     targets: str = option("wq,wv", "matrices with an adapter: names such as wq,wv, or all-linear")
 
     def __post_init__(self) -> None:
-        check_types(self)
+        check_fields(self)
         require(self.rank >= 1, "lora_rank", "at least 1", self.rank)
         require(0 < self.alpha < INFINITY, "lora_alpha", "above 0", self.alpha)
 

@@ -4,7 +4,7 @@ Tested by: tests/test_config.py."""
 
 from dataclasses import dataclass
 
-from tapeless.config.fields import INFINITY, check_types, nearest, option, require, seconds
+from tapeless.config.fields import INFINITY, check_fields, nearest, option, require, seconds
 from tapeless.config.model import Lora
 from tapeless.config.registry import OPTIMIZERS, REPORTERS
 from tapeless.errors import WARMUP_TOO_LONG, ConfigError
@@ -29,15 +29,17 @@ class TrainConfig:
     tokenizer: str = option("bytes", "bytes, char, bpe (trained on the data to vocab_size), or the path of a tokenizer.json")
     init_from: str | None = option(None, "a run or a Hugging Face directory to take model, initial weights and tokenizer from")
     freeze: str = option("", "frozen parameters: comma-separated name patterns such as embed*,blocks.0.*")
-    lora_rank: int = option(0, "train LoRA adapters of this rank on the frozen model of init_from; 0: train the model itself")
-    lora_alpha: float | None = option(None, "LoRA output is scaled by alpha / rank; default twice the rank")
+    lora_rank: int = option(
+        0, "train LoRA adapters of this rank on the frozen model of init_from; 0: train the model itself", ge=0
+    )
+    lora_alpha: float | None = option(None, "LoRA output is scaled by alpha / rank; default twice the rank", gt=0)
     lora_targets: str = option("wq,wv", "matrices with an adapter; all-linear, or names separated by commas")
-    seq_len: int | None = option(None, "tokens in a training window [T]; default max_seq_len")
+    seq_len: int | None = option(None, "tokens in a training window [T]; default max_seq_len", ge=1)
     document_attention: bool = option(False, "mask attention and loss across the documents in a window")
-    batch_size: int = option(8, "windows per micro-batch [B]")
-    grad_accum: int = option(1, "micro-batches per step (gradient accumulation)")
-    epochs: int | None = option(None, "passes over the data; the run ends at epochs or max_steps, whichever comes first")
-    max_steps: int | None = option(None, "training steps; default 1000 if epochs is not given")
+    batch_size: int = option(8, "windows per micro-batch [B]", ge=1)
+    grad_accum: int = option(1, "micro-batches per step (gradient accumulation)", ge=1)
+    epochs: int | None = option(None, "passes over the data; the run ends at epochs or max_steps, whichever comes first", ge=1)
+    max_steps: int | None = option(None, "training steps; default 1000 if epochs is not given", ge=1)
     max_time: str = option("0", "save and stop after this time, to be resumed: 90s, 10m, 2h; 0: no limit")
     optimizer: str = option("adamw", "which optimizer", OPTIMIZERS)
     lr: float = option(2e-3, "peak learning rate")
@@ -48,23 +50,25 @@ class TrainConfig:
         ("warmup-cosine", "constant", "linear", "cosine", "wsd", "step", "polynomial", "restarts"),
     )
     warmup_steps: int | None = option(
-        None, "linear warm-up steps; default for warmup-cosine 5 % of the steps, at most 100, else 0"
+        None, "linear warm-up steps; default for warmup-cosine 5 % of the steps, at most 100, else 0", ge=0
     )
-    weight_decay: float = option(0.1, "weight decay of the matrices")
-    beta1: float = option(0.9, "decay of the first moment (adam, adamw; muon: all but hidden matrices)", by_optimizer=True)
-    beta2: float = option(0.95, "decay of the second moment (likewise)", by_optimizer=True)
-    eps: float = option(1e-8, "added to the root of the second moment (likewise)", by_optimizer=True)
-    momentum: float = option(0.9, "momentum (sgd, muon)", by_optimizer=True)
+    weight_decay: float = option(0.1, "weight decay of the matrices", ge=0)
+    beta1: float = option(
+        0.9, "decay of the first moment (adam, adamw; muon: all but hidden matrices)", by_optimizer=True, ge=0, lt=1
+    )
+    beta2: float = option(0.95, "decay of the second moment (likewise)", by_optimizer=True, ge=0, lt=1)
+    eps: float = option(1e-8, "added to the root of the second moment (likewise)", by_optimizer=True, gt=0)
+    momentum: float = option(0.9, "momentum (sgd, muon)", by_optimizer=True, ge=0, lt=1)
     nesterov: bool | None = option(None, "Nesterov momentum (sgd: default no; muon: default yes)", by_optimizer=True)
-    grad_clip: float = option(1.0, "clip the global gradient norm to this; 0: no clipping")
+    grad_clip: float = option(1.0, "clip the global gradient norm to this; 0: no clipping", ge=0)
     spike_z: float = option(
-        20.0, "skip an update if its loss is this many robust standard deviations above recent losses; 0: never"
+        20.0, "skip an update if its loss is this many robust standard deviations above recent losses; 0: never", ge=0
     )
     check_invariants_every: int = option(
-        0, "steps between checks of identities that every correct gradient satisfies; 0: never"
+        0, "steps between checks of identities that every correct gradient satisfies; 0: never", ge=0
     )
-    ema_decay: float = option(0.0, "decay of an exponential moving average (EMA) of the weights; 0: none")
-    seed: int = option(0, "seed of weights, data order, dropout and samples")
+    ema_decay: float = option(0.0, "decay of an exponential moving average (EMA) of the weights; 0: none", ge=0, lt=1)
+    seed: int = option(0, "seed of weights, data order, dropout and samples", ge=0)
     device: str = option("cpu", "torch device: cpu, cuda, mps")
     dtype: str = option(
         "float32",
@@ -72,7 +76,7 @@ class TrainConfig:
         "support it; auto: bfloat16 if its matmuls are a fifth faster on this machine, else float32",
         ("auto", "float32", "bfloat16", "fp8", "float64"),
     )
-    threads: int | None = option(None, "CPU threads of torch and the kernels; default torch's")
+    threads: int | None = option(None, "CPU threads of torch and the kernels; default torch's", ge=1)
     ops: str = option("auto", "op set: auto, reference (plain torch), cpu (Numba), triton, or a registered one")
     recompute: str = option(
         "none",
@@ -81,60 +85,34 @@ class TrainConfig:
     )
     deterministic: bool = option(False, "deterministic GPU libraries, at some cost in speed; the CPU is always deterministic")
     out_dir: str | None = option(None, "run directory; default a new one in runs/")
-    eval_every: int = option(100, "steps between evaluations; 0: only at the end")
-    eval_windows: int = option(64, "validation windows per evaluation, always the same ones; 0: all")
-    patience: int = option(0, "stop after this many evaluations in a row without a new best; 0: never")
-    save_every: int = option(200, "steps between checkpoints; the last step is always saved")
-    keep_last: int = option(2, "number of newest checkpoints to keep; the best one is always kept")
-    keep_every: int = option(0, "also keep checkpoints at multiples of this many steps; 0: none")
-    log_every: int = option(10, "steps between console lines; metrics.jsonl has every step")
-    sample_every: int = option(500, "steps between samples; 0: only at the end")
-    sample_tokens: int = option(100, "tokens per sample")
+    eval_every: int = option(100, "steps between evaluations; 0: only at the end", ge=0)
+    eval_windows: int = option(64, "validation windows per evaluation, always the same ones; 0: all", ge=0)
+    patience: int = option(0, "stop after this many evaluations in a row without a new best; 0: never", ge=0)
+    save_every: int = option(200, "steps between checkpoints; the last step is always saved", ge=1)
+    keep_last: int = option(2, "number of newest checkpoints to keep; the best one is always kept", ge=1)
+    keep_every: int = option(0, "also keep checkpoints at multiples of this many steps; 0: none", ge=0)
+    log_every: int = option(10, "steps between console lines; metrics.jsonl has every step", ge=1)
+    sample_every: int = option(500, "steps between samples; 0: only at the end", ge=0)
+    sample_tokens: int = option(100, "tokens per sample", ge=0)
     sample_prompt: str = option("", "prompt of samples; default: the first token of the validation part")
-    sample_temperature: float = option(0.8, "sampling temperature; 0: greedy")
+    sample_temperature: float = option(0.8, "sampling temperature; 0: greedy", ge=0)
     layer_stats_every: int = option(
-        50, "steps between measurements of memory and of each layer's gradient and update; 0: never"
+        50, "steps between measurements of memory and of each layer's gradient and update; 0: never", ge=0
     )
     report_to: str = option("html", f"comma-separated loggers: {', '.join(REPORTERS)}; or none")
     verify: bool = option(True, "check the gradients of the first batch before the first step")
 
     def __post_init__(self) -> None:
-        check_types(self)
-        for name in ("batch_size", "grad_accum", "log_every", "save_every", "keep_last"):
-            require(getattr(self, name) >= 1, name, "at least 1", getattr(self, name))
-        for name in ("seq_len", "epochs", "max_steps", "threads"):
-            value = getattr(self, name)
-            require(value is None or value >= 1, name, "at least 1", value)
-        counts = (
-            "eval_every",
-            "eval_windows",
-            "patience",
-            "keep_every",
-            "sample_every",
-            "sample_tokens",
-            "layer_stats_every",
-            "check_invariants_every",
-        )
-        for name in counts:
-            require(getattr(self, name) >= 0, name, "0 or more", getattr(self, name))
+        check_fields(self)
         require(0 < self.lr < INFINITY, "lr", "a number above 0", self.lr)
         require(self.min_lr is None or 0 <= self.min_lr <= self.lr, "min_lr", f"between 0 and lr = {self.lr}", self.min_lr)
-        require(self.warmup_steps is None or self.warmup_steps >= 0, "warmup_steps", "0 or more", self.warmup_steps)
         if self.warmup_steps is not None and self.max_steps is not None and self.warmup_steps > self.max_steps:
             raise WARMUP_TOO_LONG(warmup=self.warmup_steps, total=f"max_steps {self.max_steps}", most=self.max_steps)
-        for name in ("weight_decay", "grad_clip", "spike_z", "sample_temperature"):
-            require(0 <= getattr(self, name) < INFINITY, name, "0 or more", getattr(self, name))
-        for name in ("beta1", "beta2", "momentum", "ema_decay"):
-            require(0 <= getattr(self, name) < 1, name, "in [0, 1)", getattr(self, name))
-        require(0 < self.eps < INFINITY, "eps", "above 0", self.eps)
         seconds(self.max_time)
-        require(self.lora_rank >= 0, "lora_rank", "0 or more", self.lora_rank)
-        require(self.lora_alpha is None or 0 < self.lora_alpha < INFINITY, "lora_alpha", "above 0", self.lora_alpha)
         if self.lora_rank and not self.init_from:
             raise ConfigError("lora_rank adapts an existing model: name it with init_from")
         if self.lora_rank and self.freeze:
             raise ConfigError("lora_rank freezes everything but its adapters: leave out freeze")
-        require(0 <= self.seed < 2**63, "seed", "0 or more", self.seed)
         for name in self.report_to.split(",") if self.report_to != "none" else ():
             if name == "none":
                 raise ConfigError(f"report_to {self.report_to!r}: none cannot be combined; remove it or the others")

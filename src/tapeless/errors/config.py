@@ -30,42 +30,36 @@ class MissingError(TapelessError, ImportError):
 
 
 UNKNOWN_FLAG = Known(
-    "UNKNOWN_FLAG",
     UsageError,
     "unknown flag {flag}",
     "a flag that the command does not have; flags are neither ignored nor abbreviated",
     "{nearest} (see {program} --help)",
 )
 WRONG_TYPE = Known(
-    "WRONG_TYPE",
     ConfigError,
     "{name} must be {expected}, got {got!r}",
     "a value of the wrong type, such as text for a number",
     "give {name} a value of that type",
 )
 UNKNOWN_KEY = Known(
-    "UNKNOWN_KEY",
     ConfigError,
     "unknown key {key}",
     "a key in a file, in `--set` or in `--override` that is not a field",
     "{nearest}",
 )
 OUT_OF_RANGE = Known(
-    "OUT_OF_RANGE",
     ConfigError,
     "{name} must be {expected}, got {got}",
     "a number out of range, such as an lr that is NaN, negative or 0",
     "give {name} a value in that range",
 )
 INDIVISIBLE = Known(
-    "INDIVISIBLE",
     ConfigError,
-    "{name} {value} is not divisible by {by} {divisor}",
+    "{size} is not divisible by {divisor}",
     "sizes that do not divide: heads split the width equally, and each key head serves the same number of query heads",
     "{fix}",
 )
 WARMUP_TOO_LONG = Known(
-    "WARMUP_TOO_LONG",
     ConfigError,
     "warmup_steps {warmup} is beyond {total}",
     "an explicit warm-up longer than the run; the default one never is",

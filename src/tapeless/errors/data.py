@@ -22,126 +22,108 @@ class UntrustedFileError(TapelessError, ValueError):
 
 
 NO_SUCH_PATH = Known(
-    "NO_SUCH_PATH",
     DataError,
     "{path}: no such file or folder (looked in {folder})",
     "a `--dataset-path` that does not exist",
     "check the spelling, or give the full path",
 )
 NO_FILES = Known(
-    "NO_FILES",
     DataError,
     "{path}: {what}",
     "a folder or pattern that matches no text file",
     "{fix}",
 )
 UNREADABLE = Known(
-    "UNREADABLE",
     DataError,
     "{path}: cannot be read: {reason}",
     "a file without read permission, or a disk error",
     "check its owner and permissions",
 )
 EMPTY_DATA = Known(
-    "EMPTY_DATA",
     DataError,
     "{path} is empty: there is nothing to train on",
     "a file of 0 bytes, or only such files",
     "give a file with text",
 )
 ONLY_WHITESPACE = Known(
-    "ONLY_WHITESPACE",
     DataError,
     "{path} holds only whitespace: there is nothing to train on",
     "only spaces and line breaks",
     "give a file with text",
 )
 TOO_FEW_TOKENS = Known(
-    "TOO_FEW_TOKENS",
     DataError,
     "the {part} part has {count} tokens, but one window of seq_len {seq_len} needs {needed}",
     "less text than one window, in the training or in the validation part",
     "give more text or set --seq-len to {most} or less",
 )
 NOT_UTF8 = Known(
-    "NOT_UTF8",
     DataError,
     "{path}: byte 0x{byte:02x} at offset {offset} is not UTF-8 ({reason})",
     "text in another encoding, or a damaged file; guessing would train a model on mojibake",
     "convert it, for example: iconv -f LATIN1 -t UTF-8",
 )
 OTHER_ENCODING = Known(
-    "OTHER_ENCODING",
     DataError,
     "{path}: is {encoding}, expected UTF-8",
     "a byte order mark of UTF-16 or UTF-32, which some editors write",
     "convert it: iconv -f {encoding} -t UTF-8",
 )
 BINARY_FILE = Known(
-    "BINARY_FILE",
     DataError,
     "{path}: byte {offset} is NUL, so this is a binary file",
     "an image, an archive, a program or weights instead of text",
     "give UTF-8 text",
 )
 PICKLE = Known(
-    "PICKLE",
     DataError,
     "{path}: is a pickle, which can execute code when it is loaded",
     "a file of `torch.save` or `pickle.dump`; tapeless never unpickles",
     "give {expected}",
 )
 NOT_JSON = Known(
-    "NOT_JSON",
     DataError,
     "{path}:{line}: not JSON: {reason}",
     "a line of a `.jsonl` file that is not one JSON value",
     "fix or remove the line",
 )
 NO_TEXT_FIELD = Known(
-    "NO_TEXT_FIELD",
     DataError,
     "{path}:{line}: no field `{field}`, got {got}",
     "a line of a `.jsonl` file whose text has another name, or none",
     "name the field with --text-field, or remove the line",
 )
 BAD_RECORD = Known(
-    "BAD_RECORD",
     DataError,
     "{path}:{line}: expected an object with a string `{field}`, got {got}",
     "a line of a `.jsonl` file or a row of a table whose field `text`, or the one that `--text-field` names, is not text",
     "fix or remove it, or name another with --text-field",
 )
 NO_COLUMN = Known(
-    "NO_COLUMN",
     DataError,
     "{path}: no column `{field}`, got {got}",
     "a Parquet file or a dataset whose text has another name, or none",
     "name the column with --text-field",
 )
 NOT_WHOLE = Known(
-    "NOT_WHOLE",
     DataError,
     "{path}: not a complete {form} file: {reason}",
     "a truncated table, `.gz` or `.zst` file, or another file with such a name",
     "get the file again",
 )
 BAD_TOKEN_FILE = Known(
-    "BAD_TOKEN_FILE",
     DataError,
     "{path}: {got}, expected {expected}",
     "a truncated token file, or one of an unsupported kind or version",
     "get the file again; supported are tapeless, llm.c (magic 20240520, version 1) and nanoGPT (plain uint16)",
 )
 NO_TOKENIZER = Known(
-    "NO_TOKENIZER",
     DataError,
     "{path}: token files do not name their tokenizer{pickle}",
     "token files of nanoGPT or llm.c, and no `--tokenizer`; a guess could give wrong text and wrong bits per byte",
     "give --tokenizer FILE; `tapeless tokenizer train TEXT --kind char --out FILE` makes nanoGPT's character tokenizer",
 )
 BEYOND_VOCABULARY = Known(
-    "BEYOND_VOCABULARY",
     DataError,
     "{path}: token {index} is {token}, outside of the vocabulary of {vocab_size}",
     "a damaged token file, or one of another tokenizer; ids are never clamped",

@@ -54,56 +54,48 @@ class TooLargeError(TapelessError, MemoryError):
 
 
 RUN_NOT_EMPTY = Known(
-    "RUN_NOT_EMPTY",
     ConfigError,
     "out_dir {path} is not empty, it holds {holds}",
     "an `--out-dir` that is not empty; a new run never overwrites anything",
     "choose another, or resume that run: tapeless train resume {path}",
 )
 NOT_A_RUN = Known(
-    "NOT_A_RUN",
     ConfigError,
     "{path} is not the directory of a run: expected config.toml in it",
     "a path that is not a run, such as the parent of one",
     "give a directory that `tapeless train new` made, such as runs/tiny",
 )
 RUN_LOCKED = Known(
-    "RUN_LOCKED",
     LockedError,
     "{path} is in use by {holder}",
     "two processes may not write to one run",
     "wait for it, or stop it first",
 )
 CHANGED = Known(
-    "CHANGED",
     ConfigError,
     "the run cannot resume with a different configuration: {changes}",
     "architecture, tokenizer or data differ from those of the run, or the schedule changed without an override",
     "restore what cannot change, pass the rest by --override, or start a new run",
 )
 NEWER_FORMAT = Known(
-    "NEWER_FORMAT",
     CheckpointError,
     "{path} has format version {version}, this tapeless reads up to {known}; it was written by a newer one",
     "a checkpoint of a later version of tapeless",
     "upgrade tapeless",
 )
 DISK_FULL = Known(
-    "DISK_FULL",
     DiskError,
     "{path}: not enough space on the disk: {detail}",
     "less free space than the run's tokens and checkpoints will need; checked before the first step",
     "free some space, choose an --out-dir on another disk, or keep fewer checkpoints (--keep-last)",
 )
 TOO_LARGE = Known(
-    "TOO_LARGE",
     TooLargeError,
     "the {phase} needs {need} of memory, {room} are free on {device}{parts}",
     "a model or batch for a larger machine, or memory used by others; checked before the run starts",
     "{fits}; --skip-resource-check starts anyway",
 )
 NOT_MEASURABLE = Known(
-    "NOT_MEASURABLE",
     TooLargeError,
     "measuring the time of this run takes {need} of memory, even with {rows} and few layers, and {room} are free",
     "`tapeless estimate` times real steps, and even the smallest useful ones are too large for this machine",

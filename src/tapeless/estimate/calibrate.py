@@ -8,7 +8,6 @@ Tested by: tests/estimate/test_calibrate.py, acceptance/estimate.py."""
 
 import tempfile
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -26,7 +25,7 @@ from tapeless.model.build import step_flops
 from tapeless.model.params import DTYPES
 from tapeless.optim.clip import grad_norm
 from tapeless.training.checkpoint import STATE_FIELDS, save_checkpoint, verify
-from tapeless.training.fastest import matmul_seconds, side, synchronize
+from tapeless.training.fastest import clock, matmul_seconds, side
 from tapeless.training.graph import graphed_step
 from tapeless.training.resources import nearest_folder
 from tapeless.training.runs import make_model
@@ -36,7 +35,7 @@ from tapeless.training.summary import count
 BUDGET = 4.0  # seconds of measuring
 WARM, LEAST, MOST = 2, 3, 15  # rounds: not counted, and how many of them are
 OWN = BUDGET / 8  # a step that takes no longer is measured as it is
-EFFICIENCY = 0.5  # of a product alone that a step's products come to, for the first guess
+EFFICIENCY = 0.5  # speed of a step's matmuls relative to a single one, for the first guess
 DEPTHS = (1, 3)
 TOKENS = 8  # generated at a time
 WRITTEN = 2**23  # numbers in the checkpoint that is written and read for its time
@@ -55,7 +54,7 @@ class Times(NamedTuple):
 
 
 class Reduced(NamedTuple):
-    """A model and batch that stand in for the run's own."""
+    """A smaller model and batch that are measured instead of the run's own."""
 
     config: AnyModelConfig
     train: TrainConfig
@@ -149,11 +148,11 @@ def timed(benches: list[Bench], device: str) -> dict[str, list[list[float]]]:
     """What is done -> for each bench, its seconds round by round."""
     names = ("step", "update", "evaluate", "write")
     found: dict[str, list[list[float]]] = {name: [[] for _ in benches] for name in names}
-    begun = 0.0
+    start = 0.0
     for number in range(-WARM, MOST):
         if number == 0:
-            begun = time.perf_counter()
-        if number >= LEAST and time.perf_counter() - begun > BUDGET:
+            start = time.perf_counter()
+        if number >= LEAST and time.perf_counter() - start > BUDGET:
             break
         for i, bench in enumerate(benches):
             for name in names:
@@ -161,14 +160,6 @@ def timed(benches: list[Bench], device: str) -> dict[str, list[list[float]]]:
                 if number >= 0:
                     found[name][i].append(seconds)
     return found
-
-
-def clock(work: Callable[[], None], device: str) -> float:
-    synchronize(device)
-    start = time.perf_counter()
-    work()
-    synchronize(device)
-    return time.perf_counter() - start
 
 
 def extrapolated(depths: list[int], seconds: list[float], depth: int) -> float:
@@ -197,18 +188,8 @@ def words(chosen: list[Reduced], config: AnyModelConfig, train: TrainConfig, rou
     return f"measured: {rounds} steps of {depths} layers at its own widths, {rows} of {train.batch_size} rows"
 
 
-class Duration(NamedTuple):
-    """Seconds of a run, from its first step to its end, and what they are made of."""
-
-    step: float
-    parts: dict[str, float]
-
-    @property
-    def total(self) -> float:
-        return sum(self.parts.values())
-
-
-def duration_of(times: Times, train: TrainConfig, steps: int, checkpoint: int) -> Duration:
+def duration_of(times: Times, train: TrainConfig, steps: int, checkpoint: int) -> dict[str, Any]:
+    """Seconds of a step and of the run, from its first step to its end, in total and by part."""
     step = train.grad_accum * times.micro_batch + times.update
     parts = {
         "steps": steps * step,
@@ -216,4 +197,4 @@ def duration_of(times: Times, train: TrainConfig, steps: int, checkpoint: int) -
         "checkpoints": count_saves(train, steps) * checkpoint * times.save,
         "samples": times_due(train.sample_every, steps) * train.sample_tokens * times.token,
     }
-    return Duration(step, parts)
+    return {"step": step, "total": sum(parts.values()), "parts": parts}

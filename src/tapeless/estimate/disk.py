@@ -14,7 +14,7 @@ PAPERS = 64 * 2**10  # bytes of names, shapes, state and manifest
 
 class Disk(NamedTuple):
     checkpoint: int  # bytes of one
-    saves: int | None  # how many are written in the run; None where nobody knows how many steps it has
+    saves: int | None  # how many are written in the run; None if the number of steps is not known
     at_once: int  # how many are there at the fullest moment
 
     @property
@@ -33,8 +33,8 @@ def disk_of(tensors: int, train: TrainConfig, steps: int | None) -> Disk:
 
 
 def count_saves(train: TrainConfig, steps: int, among: int = 1) -> int:
-    """How many steps are saved, of those that are a multiple of `among`. A run may be told to have any number of steps, so that
-    they are counted without being listed."""
+    """How many steps are saved, of those that are a multiple of `among`. A run may have any number of steps, so they
+    are counted without being listed."""
 
     def multiples(*intervals: int) -> int:
         return steps // math.lcm(among, *intervals)

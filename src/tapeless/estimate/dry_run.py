@@ -72,13 +72,7 @@ class LiveBytes(DispatchObserver):
 class DryRun(NamedTuple):
     """Bytes, all on the device that trains."""
 
-    parameters: int
-    copy: int  # of the parameters in the compute dtype; 0 if that is their own
-    gradients: int
-    state: int  # of the optimizer
-    average: int  # of the parameters (EMA)
-    saved: int  # activations, for backward
-    logits: int  # of as many rows as exist at a time
+    parts: dict[str, int]  # what the step needs by name: parameters, gradients, …
     step: int  # the peak of a training step, with all of the above
     evaluation: int  # the peak of an evaluation after it
     checkpoint: int  # the tensors in one
@@ -106,22 +100,20 @@ def dry_run(config: AnyModelConfig, train: TrainConfig, ops: str) -> DryRun:
     N, V, itemsize = train.batch_size * T, config.vocab_size, store.compute_flat.element_size()
     rows = dry.logits_rows(N, V) if dry else min(N, chunk_rows(V, CHUNK))
     saved = saved_of(config, train, first_block=model.first_trainable_block if isinstance(model, Transformer) else 0)
-    return DryRun(
-        parameters=store.flat.nbytes,
-        copy=0 if store.compute_flat is store.flat else store.compute_flat.nbytes,
-        gradients=gradients,
-        state=state,
-        average=average,
-        saved=saved,
-        logits=(rows if isinstance(config, ModelConfig) else N) * V * itemsize,
-        step=step,
-        evaluation=evaluation,
-        checkpoint=sum(x.nbytes for views in written for x in views.values()),
-    )
+    parts = {
+        "parameters": store.flat.nbytes,
+        "gradients": gradients,
+        "optimizer state": state,
+        "moving average": average,
+        "bfloat16 copy": 0 if store.compute_flat is store.flat else store.compute_flat.nbytes,
+        "saved activations": saved,
+        "logits": (rows if isinstance(config, ModelConfig) else N) * V * itemsize,  # of as many rows as exist at a time
+    }
+    return DryRun(parts, step, evaluation, checkpoint=sum(x.nbytes for views in written for x in views.values()))
 
 
 def dry_step(config: AnyModelConfig, train: TrainConfig, ops: str) -> None:
-    """One training step without numbers, for whoever observes it (`count_kernel_bytes`)."""
+    """One training step without numbers, to be observed (`count_kernel_bytes`)."""
     dry = dry_ops(ops)
     model = _model(config, train, dry.ops if dry else None)
     tokens = torch.empty(train.batch_size * train.grad_accum, train.seq_len or 1, dtype=torch.int64, device=META)

@@ -2,11 +2,11 @@
 
 Tested by: tests/estimate/test_fit.py."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from math import isqrt
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tapeless.config import AnyModelConfig, ModelConfig, TrainConfig
 from tapeless.errors import DISK_FULL, TOO_LARGE, TapelessError
@@ -17,6 +17,7 @@ from tapeless.training.resources import available_bytes, free_disk
 
 GIB = 2**30
 NARROW = "bfloat16"
+Fields = dict[str, Any]  # of TrainConfig, with their new values
 
 
 class Change(NamedTuple):
@@ -29,7 +30,7 @@ class Change(NamedTuple):
 def resource_errors(
     config: AnyModelConfig, train: TrainConfig, memory: Memory, disk: Disk, out_dir: Path
 ) -> list[TapelessError]:
-    """Why the run cannot be begun here and now; empty where it can."""
+    """Why the run cannot start here and now; empty if it can."""
     found: list[TapelessError] = []
     room = available_bytes(train.device)
     if memory.peak > room:
@@ -41,53 +42,43 @@ def resource_errors(
 
 
 def changes_that_fit(config: AnyModelConfig, train: TrainConfig, room: int) -> list[Change]:
-    """The least change of each kind alone; where none of them is enough, the least of all together."""
+    """The least change of each kind alone; if none of them is enough, the least of all together."""
 
-    def first(candidates: Iterator[tuple[str, TrainConfig]]) -> list[Change]:
-        for flags, changed in candidates:
-            peak = memory_of(config, changed).peak
+    def first(candidates: Iterable[Fields]) -> list[Change]:
+        for fields in candidates:
+            peak = memory_of(config, replace(train, **fields)).peak
             if peak <= room:
-                return [Change(flags, peak)]
+                return [Change(_flags(fields), peak)]
         return []
 
-    kinds = (recomputing(config, train), smaller_batches(train), narrower(train), unchecked(train))
-    return [change for kind in kinds for change in first(kind)] or first(together(config, train))
+    policies = RECOMPUTE[RECOMPUTE.index(train.recompute) + 1 :] if isinstance(config, ModelConfig) else ()
+    recompute: list[Fields] = [{"recompute": policy} for policy in policies]
+    dtype: list[Fields] = [{"dtype": NARROW}] if train.dtype == "float32" else []
+    verify: list[Fields] = [{"verify": False}] if train.verify else []
+    batches = list(_smaller_batches(train))
+    alone = [change for kind in (recompute, batches, dtype, verify) for change in first(kind)]
+    return alone or first(_together([recompute, dtype, verify], batches))
 
 
-def recomputing(config: AnyModelConfig, train: TrainConfig) -> Iterator[tuple[str, TrainConfig]]:
-    if isinstance(config, ModelConfig):
-        for policy in RECOMPUTE[RECOMPUTE.index(train.recompute) + 1 :]:
-            yield f"--recompute {policy}", replace(train, recompute=policy)
-
-
-def smaller_batches(train: TrainConfig) -> Iterator[tuple[str, TrainConfig]]:
+def _smaller_batches(train: TrainConfig) -> Iterator[Fields]:
     """The same step in more micro-batches."""
     small = [k for k in range(1, isqrt(train.batch_size) + 1) if train.batch_size % k == 0]
     for rows in sorted({*small, *(train.batch_size // k for k in small)} - {train.batch_size}, reverse=True):
-        parts = train.grad_accum * train.batch_size // rows
-        yield f"--batch-size {rows} --grad-accum {parts}", replace(train, batch_size=rows, grad_accum=parts)
+        yield {"batch_size": rows, "grad_accum": train.grad_accum * train.batch_size // rows}
 
 
-def narrower(train: TrainConfig) -> Iterator[tuple[str, TrainConfig]]:
-    if train.dtype == "float32":
-        yield f"--dtype {NARROW}", replace(train, dtype=NARROW)
+def _together(kinds: Sequence[Sequence[Fields]], batches: Sequence[Fields]) -> Iterator[Fields]:
+    """One kind after the other is added, each with its strongest change, and tried with every smaller batch: that costs the
+    least time."""
+    base: Fields = {}
+    for strongest in (kind[-1] for kind in kinds if kind):
+        base = base | strongest
+        yield from (base | rows for rows in batches)
+        yield base
 
 
-def unchecked(train: TrainConfig) -> Iterator[tuple[str, TrainConfig]]:
-    if train.verify:
-        yield "--no-verify", replace(train, verify=False)
-
-
-def together(config: AnyModelConfig, train: TrainConfig) -> Iterator[tuple[str, TrainConfig]]:
-    """One kind on top of the other, each at its most; the batch, which costs the least time, by all of its steps."""
-    flags, base = "", train
-    for kind in (recomputing(config, train), narrower(train), unchecked(train)):
-        for more, changed in [*kind][-1:]:
-            word = more.split()[0].removeprefix("--no-").removeprefix("--")
-            flags, base = f"{flags} {more}".strip(), replace(base, **{word: getattr(changed, word)})
-            for rows, smaller in smaller_batches(base):
-                yield f"{flags} {rows}", smaller
-            yield flags, base
+def _flags(fields: Fields) -> str:
+    return " ".join("--no-verify" if name == "verify" else f"--{name.replace('_', '-')} {fields[name]}" for name in fields)
 
 
 def too_large(memory: Memory, room: int, changes: list[Change]) -> TapelessError:

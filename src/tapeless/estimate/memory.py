@@ -1,13 +1,13 @@
-"""The memory of a run by part, and of everything that it does beside its steps.
+"""The memory of a run by part, and of everything that it does besides its steps.
 
     step            parameters, gradients, optimizer state, their moving average, the copy in bfloat16, saved activations,
                     logits, working buffers, all from the dry run; and what libraries and compiled kernels take when they
                     are first used
     evaluation      the same forward on its own windows
-    gradient check  before the first step, on the host: a judge in float64 (16 bytes a parameter), its twin in complex128 (16),
-                    two directions (16), the one it goes along beside the one before (16), and its own libraries
+    gradient check  before the first step, on the host: a model in float64 (16 bytes a parameter), another in complex128 (16),
+                    two directions (16), the current one and the one before (16), and its own libraries
 
-What is many times too large is told by its weights and activations alone: a dry run of it would take as long as it is large.
+A model that is many times too large is refused by its weights and activations alone: its dry run would take long.
 Tested by: tests/estimate/test_memory.py, acceptance/estimate.py."""
 
 from typing import NamedTuple
@@ -31,7 +31,7 @@ LIBRARIES = {
     ("reference", "bfloat16"): 38 * MIB,
     ("reference", "float64"): 25 * MIB,
 }
-OF_A_GPU = 32 * MIB  # the workspace of its library of products
+OF_A_GPU = 32 * MIB  # the workspace of its matmul library
 JUDGE, OF_THE_CHECK = 64, 64 * MIB  # bytes a parameter, and in all
 FAR = 4  # times what is free: beyond, no detail can make it fit
 
@@ -56,19 +56,11 @@ def memory_of(config: AnyModelConfig, train: TrainConfig) -> Memory:
     if sum((least := least_parts(config, train)).values()) > FAR * available_bytes(train.device):
         return Memory(train.device, ops, least, {"training step": sum(least.values())}, 0, least["parameters"])
     found = dry_run(config, train, ops)
-    parts = {
-        "parameters": found.parameters,
-        "gradients": found.gradients,
-        "optimizer state": found.state,
-        "moving average": found.average,
-        "bfloat16 copy": found.copy,
-        "saved activations": found.saved,
-        "logits": found.logits,
-    }
+    parts = dict(found.parts)
     parts["working buffers"] = working = max(0, found.step - sum(parts.values()))
     on_host = device.type != "cuda"
     if on_host and ops not in ("cpu", "triton"):
-        # The C library keeps pieces of what plain torch lets go, about as much again as is needed at a time.
+        # The C library keeps fragments of what plain torch frees, about as much again as is needed at a time.
         parts["pieces kept"] = working
     parts["libraries"] = libraries(ops, train.dtype) if on_host else OF_A_GPU
     step = sum(parts.values())

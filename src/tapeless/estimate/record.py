@@ -68,6 +68,5 @@ def estimate(name: str, config: AnyModelConfig, train: TrainConfig, out_dir: Pat
     }
     if calibrated:
         times = calibrate(config, train, memory, room, out_dir)
-        duration = duration_of(times, train, steps, disk.checkpoint)
-        result["time"] = {"step": duration.step, "total": duration.total, "parts": duration.parts, "how": times.how}
+        result["time"] = {**duration_of(times, train, steps, disk.checkpoint), "how": times.how}
     return result

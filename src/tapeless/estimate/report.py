@@ -45,11 +45,8 @@ def closing(found: Record) -> list[Row]:
     fits = refused.get("TOO_LARGE") or f"{gib(memory['peak'])} of the {gib(memory['available'])} that are free: it fits"
     kept = f"{gib(disk['checkpoint'])} a checkpoint, up to {disk['at_once']} at a time: {gib(disk['most'])}"
     stays = refused.get("DISK_FULL") or f"{kept} of the {gib(disk['free'])} that are free for {disk['out_dir']}"
-    return [("memory", fits), ("disk", stays), ("arithmetic", arithmetic(found)), *time_rows(found)]
-
-
-def arithmetic(found: Record) -> str:
-    return f"{unit(found['flops_a_step'])}FLOP a step, {unit(found['flops'])}FLOP in all, of the model's own products"
+    flops = f"{unit(found['flops_a_step'])}FLOP a step, {unit(found['flops'])}FLOP in all, of the model's own products"
+    return [("memory", fits), ("disk", stays), ("arithmetic", flops), *time_rows(found)]
 
 
 def time_rows(found: Record) -> list[Row]:

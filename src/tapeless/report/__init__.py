@@ -1,1 +1,1 @@
-"""A run told to people and to other tools: one page, a table, event files."""
+"""What a run logs, for people and for other tools: one page, a table, event files."""

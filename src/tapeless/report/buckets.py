@@ -16,27 +16,24 @@ class Cell:
 
     def __init__(self) -> None:
         self.step = 0  # the last one in the span
-        self.values: dict[str, list[float]] = {}  # name -> count, sum, minimum, maximum of the finite ones
+        self.values: dict[
+            str, tuple[float, float, float, float]
+        ] = {}  # name -> count, sum, minimum, maximum of the finite ones
 
     def add(self, step: int, values: Mapping[str, float]) -> None:
         self.step = step
         for name, value in values.items():
-            if not math.isfinite(value):
-                continue
-            known = self.values.get(name)
-            if known is None:
-                self.values[name] = [1, value, value, value]
-            else:
-                known[0] += 1
-                known[1] += value
-                known[2] = min(known[2], value)
-                known[3] = max(known[3], value)
+            if math.isfinite(value):
+                self._merge(name, 1, value, value, value)
 
     def join(self, later: "Cell") -> None:
         self.step = later.step
-        for name, (n, total, low, high) in later.values.items():
-            mine = self.values.get(name, [0, 0.0, math.inf, -math.inf])
-            self.values[name] = [mine[0] + n, mine[1] + total, min(mine[2], low), max(mine[3], high)]
+        for name, known in later.values.items():
+            self._merge(name, *known)
+
+    def _merge(self, name: str, n: float, total: float, low: float, high: float) -> None:
+        known = self.values.get(name, (0, 0.0, math.inf, -math.inf))
+        self.values[name] = (known[0] + n, known[1] + total, min(known[2], low), max(known[3], high))
 
 
 class Buckets:

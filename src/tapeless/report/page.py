@@ -215,10 +215,8 @@ def _notes(histories: Sequence[RunHistory], names: Sequence[str]) -> str:
 
 def _configuration(history: RunHistory, run: str) -> str:
     """Every field; non-default values are highlighted."""
-    tables, defaults = (
-        [],
-        {f.name: f.default for config in (history.config.model, history.config.train) for f in fields(config)},
-    )
+    tables, configs = [], (history.config.model, history.config.train)
+    defaults = {f.name: f.default for config in configs for f in fields(config)}
     for table, values in history.config.tables().items():
         changed = {name for name, value in values.items() if name in defaults and defaults[name] != value}
         tables.append(_fields(values.items(), f"<caption>[{_e(table)}]</caption>", changed))

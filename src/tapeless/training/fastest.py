@@ -3,6 +3,7 @@
 Tested by: tests/train/test_fastest.py."""
 
 import time
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -25,6 +26,15 @@ def synchronize(device: str) -> None:
     """Wait until the device has finished, so that a clock means something."""
     if torch.device(device).type == "cuda":
         torch.cuda.synchronize(device)
+
+
+def clock(work: Callable[[], object], device: str) -> float:
+    """Seconds of work on a device that had none before."""
+    synchronize(device)
+    start = time.perf_counter()
+    work()
+    synchronize(device)
+    return time.perf_counter() - start
 
 
 def matmul_seconds(dtype: torch.dtype, device: str) -> float:

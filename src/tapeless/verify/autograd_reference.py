@@ -20,6 +20,14 @@ from tapeless.ops.reference import REFERENCE
 
 Point = Mapping[str, Tensor]
 Formula = Callable[[ModelConfig, Point, Tensor, Tensor | None], Tensor]  # parameters by short names, x, documents -> y
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {  # by ModelConfig.ffn; the first two of the gate
+    "swiglu": F.silu,
+    "geglu": lambda x: F.gelu(x, approximate="tanh"),
+    "gelu": lambda x: F.gelu(x, approximate="tanh"),
+    "tanh": torch.tanh,
+    "relu": F.relu,
+    "relu2": lambda x: F.relu(x).square(),
+}
 
 
 def reference_loss(
@@ -43,11 +51,9 @@ def reference_loss(
 
 def adapted(params: Point, lora: Lora) -> dict[str, Tensor]:
     """Every matrix with its adapter multiplied out and added to it, for a model that knows of none."""
-    pairs = {name: (params.get(f"{name}.lora_a"), params.get(f"{name}.lora_b")) for name in params}
-    return {
-        name: w if a is None or b is None else w + lora.alpha / lora.rank * torch.einsum("or,ri->oi", b, a)
-        for (name, w), (a, b) in zip(params.items(), pairs.values(), strict=True)
-    }
+    with_adapter = [name for name in params if f"{name}.lora_a" in params]
+    deltas = {name: torch.einsum("or,ri->oi", params[f"{name}.lora_b"], params[f"{name}.lora_a"]) for name in with_adapter}
+    return {**params, **{name: params[name] + lora.alpha / lora.rank * delta for name, delta in deltas.items()}}
 
 
 def sublayers(config: ModelConfig) -> list[Sublayer]:
@@ -167,29 +173,11 @@ def feed_forward(c: ModelConfig, p: Point, x: Tensor, documents: Tensor | None) 
     def linear(kind: str, y: Tensor) -> Tensor:
         return F.linear(y, p[f"w_{kind}"], p.get(f"b_{kind}"))
 
-    up = linear("up", x)
-    match c.ffn:
-        case "swiglu":
-            h = F.silu(linear("gate", x)) * up
-        case "geglu":
-            h = F.gelu(linear("gate", x), approximate="tanh") * up
-        case "gelu":
-            h = F.gelu(up, approximate="tanh")
-        case "tanh":
-            h = up.tanh()
-        case "relu":
-            h = F.relu(up)
-        case "relu2":
-            h = F.relu(up).square()
-        case other:
-            raise ValueError(f"there is no plain-torch formula for ffn {other!r}")
-    return linear("down", h)
+    activation, up = ACTIVATIONS[c.ffn], linear("up", x)
+    return linear("down", activation(linear("gate", x)) * up if "w_gate" in p else activation(up))
 
 
-FORMULAS: dict[str, Callable[[ModelConfig, Point, Tensor, Tensor | None], Tensor]] = {
-    "attn": self_attention,
-    "ffn": feed_forward,
-}
+FORMULAS: dict[str, Formula] = {"attn": self_attention, "ffn": feed_forward}
 
 
 def simple_lm_logits(c: SimpleLMConfig, params: Point, tokens: Tensor) -> Tensor:  # (B, T, V)

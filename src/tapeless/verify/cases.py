@@ -31,6 +31,7 @@ from tapeless.ops.op import Op, OpSet
 from tapeless.ops.pointwise import GELU, RELU, RELU2, SIGMOID, SILU, TANH
 from tapeless.ops.positions import POSITIONS
 from tapeless.ops.qkv_rope import QKV_ROPE
+from tapeless.ops.reference import REFERENCE
 from tapeless.ops.rms_norm import RMS_NORM
 from tapeless.ops.rope import ROPE
 from tapeless.ops.softcap import SOFTCAP
@@ -42,11 +43,17 @@ from tapeless.verify.oracles import Function, Point
 Gradients = dict[str, Tensor]  # by the name of the input: the gradient of x is at x
 SHAPE = fixtures.Shape()
 # The reference op in blocks of three rows: a tiny fixture has several, and a last one that is shorter. A kernel has blocks of
-# its own; kernel_shapes.py has rows enough for them.
+# its own; kernel_ops.py has rows enough for them.
 IN_CHUNKS = LINEAR_CROSS_ENTROPY._replace(
     forward=partial(LINEAR_CROSS_ENTROPY.forward, chunk=3 * SHAPE.V),
     backward=partial(LINEAR_CROSS_ENTROPY.backward, chunk=3 * SHAPE.V),
 )
+SLOTS: dict[Op, tuple[str, ...]] = {IN_CHUNKS: ("linear_cross_entropy",)}
+for _field, _member in vars(REFERENCE).items():
+    if isinstance(_member, Op):
+        SLOTS[_member] = (_field,)
+    elif isinstance(_member, Mapping):
+        SLOTS |= {_op: (_field, _kind) for _kind, _op in _member.items()}
 
 
 @dataclass(frozen=True)
@@ -57,16 +64,24 @@ class OpCase:
     formula: Callable[..., Any]  # the independent formula, called with inputs and scalars by name
     activations: tuple[str, ...] = ("x",)  # in the order of the forward
     params: tuple[str, ...] = ()
-    outputs: tuple[str, ...] = ("y",)
+    outputs: tuple[str, ...] = ()  # default: those of the op
     unread: tuple[str, ...] = ()  # outputs that nothing reads, so that their upstream gradient is None
     scalars: Mapping[str, Any] = field(default_factory=dict)  # of both passes
     forward_scalars: Mapping[str, Any] = field(default_factory=dict)  # of the forward alone
     linear_in: tuple[str, ...] = ()  # inputs in which the op is linear, up to a constant
     wide: tuple[str, ...] = ()  # results that stay in the accumulation dtype from the inputs on: no bfloat16 rounding in them
     zero_at_one: tuple[str, ...] = ()  # inputs whose gradient is zero by identity where T = 1
-    slot: tuple[str, ...] = ()  # where an OpSet keeps this op
     shape: fixtures.Shape = SHAPE
     device: str = "cpu"
+
+    def __post_init__(self) -> None:
+        if not self.outputs:  # a case with another op keeps the names of the reference op
+            object.__setattr__(self, "outputs", self.op.outputs)
+
+    @property
+    def slot(self) -> tuple[str, ...]:
+        """Of a reference op: the field of an OpSet that holds it, and its key if that is a mapping; () if none does."""
+        return SLOTS.get(self.op, ())
 
     @property
     def family(self) -> str:
@@ -145,29 +160,14 @@ def _project(upstream: Point, outputs: Point) -> Tensor:
 
 
 def _simple() -> Iterator[OpCase]:
-    yield OpCase(
-        "embed", EMBED, fixtures.embed, formulas.embed, ("tokens",), ("w",), linear_in=("w",), wide=("dw",), slot=("embed",)
-    )
+    yield OpCase("embed", EMBED, fixtures.embed, formulas.embed, ("tokens",), ("w",), linear_in=("w",), wide=("dw",))
     for name, offset in (("positions", 0), ("positions[offset]", 4)):
-        scalars = {"offset": offset}
-        yield OpCase(
-            name,
-            POSITIONS,
-            fixtures.positions,
-            formulas.positions,
-            ("x",),
-            ("w",),
-            scalars=scalars,
-            linear_in=("x", "w"),
-            wide=("dw",),
-        )
-    for name, build, linear_in in (
-        ("linear", fixtures.linear, ("x", "w")),
-        ("linear[square]", fixtures.linear_square, ("x", "w")),
-        ("linear[bias]", fixtures.linear_bias, ("x", "w", "b")),
-    ):
-        wide = ("db",) if "b" in linear_in else ()
-        yield OpCase(name, LINEAR, build, formulas.linear, ("x",), ("w", "b"), linear_in=linear_in, wide=wide, slot=("linear",))
+        options: dict[str, Any] = {"scalars": {"offset": offset}, "linear_in": ("x", "w"), "wide": ("dw",)}
+        yield OpCase(name, POSITIONS, fixtures.positions, formulas.positions, params=("w",), **options)
+    for name, build in (("linear", fixtures.linear), ("linear[square]", fixtures.linear_square)):
+        yield OpCase(name, LINEAR, build, formulas.linear, params=("w", "b"), linear_in=("x", "w"))
+    options = {"params": ("w", "b"), "linear_in": ("x", "w", "b"), "wide": ("db",)}
+    yield OpCase("linear[bias]", LINEAR, fixtures.linear_bias, formulas.linear, **options)
     for name, build in (("lora", fixtures.lora), ("lora[square]", fixtures.lora_square)):
         inputs = ("x", "a", "b")
         yield OpCase(name, LORA, build, formulas.lora, inputs[:1], inputs[1:], scalars={"scale": 1.7}, linear_in=inputs)
@@ -177,100 +177,56 @@ def _simple() -> Iterator[OpCase]:
         ("broadcast[mul]", MUL, fixtures.broadcast, formulas.mul),
     ):
         yield OpCase(name, op, build, formula, ("a", "b"), linear_in=("a", "b"))
-    yield OpCase("softmax", SOFTMAX, fixtures.logits, formulas.softmax, ("x",))
-    yield OpCase("softmax[log]", LOG_SOFTMAX, fixtures.logits, formulas.log_softmax, ("x",))
-    yield OpCase("softcap", SOFTCAP, fixtures.logits, formulas.capped, ("x",), scalars={"cap": 5.0})
-    yield OpCase(
-        "dropout",
-        DROPOUT,
-        fixtures.dropout,
-        formulas.dropout,
-        ("x",),
-        scalars={"p": 0.3, "key": dropout_key(1, 2, "cases"), "first_sample": 3},
-        linear_in=("x",),
-        slot=("dropout",),
-    )
+    yield OpCase("softmax", SOFTMAX, fixtures.logits, formulas.softmax)
+    yield OpCase("softmax[log]", LOG_SOFTMAX, fixtures.logits, formulas.log_softmax)
+    yield OpCase("softcap", SOFTCAP, fixtures.logits, formulas.capped, scalars={"cap": 5.0})
+    scalars = {"p": 0.3, "key": dropout_key(1, 2, "cases"), "first_sample": 3}
+    yield OpCase("dropout", DROPOUT, fixtures.dropout, formulas.dropout, scalars=scalars, linear_in=("x",))
 
 
 def _feed_forward() -> Iterator[OpCase]:
-    yield OpCase("pointwise[sigmoid]", SIGMOID, fixtures.pointwise, formulas.sigmoid, ("x",))
-    yield OpCase("pointwise[silu]", SILU, fixtures.pointwise, formulas.silu, ("x",))
-    plain: dict[str, tuple[Op, Callable[..., Tensor]]]
-    plain = {
-        "tanh": (TANH, formulas.tanh),
-        "gelu": (GELU, formulas.gelu),
-        "relu": (RELU, formulas.relu),
-        "relu2": (RELU2, formulas.relu2),
-    }
-    for kind, (op, formula) in plain.items():
-        yield OpCase(f"pointwise[{kind}]", op, fixtures.pointwise, formula, ("x",))
-    gated: dict[str, tuple[Op, Callable[..., Tensor]]]
-    gated = {"swiglu": (SWIGLU, formulas.swiglu), "geglu": (GEGLU, formulas.geglu)}
-    for kind, (op, formula) in gated.items():
-        yield OpCase(f"ffn_gate[{kind}]", op, fixtures.gate_up, formula, ("gate_up",), outputs=("h",))
-    for kind, (_, formula) in (plain | gated).items():
-        for variant, bias in ((kind, False), (f"{kind},bias", True)):
-            build = partial(fixtures.ffn_down, gated=kind in gated, bias=bias)
-            yield OpCase(
-                f"ffn_down[{variant}]",
-                FFN_DOWN[kind],
-                build,
-                partial(formulas.ffn_down, formula),
-                ("gate_up",),
-                ("w", "b"),
-                linear_in=("w", "b") if bias else ("w",),
-                wide=("db",) if bias else (),
-                slot=("ffn_down", kind),
-            )
-    yield OpCase(
-        "lora[down]",
-        LORA,
-        fixtures.lora_down,
-        partial(formulas.lora_down, formulas.swiglu),
-        ("gate_up",),
-        ("a", "b"),
-        scalars={"scale": 1.7, "linear": FFN_DOWN["swiglu"]},
-        linear_in=("a", "b"),
-    )
+    pointwise = {"sigmoid": SIGMOID, "silu": SILU, "tanh": TANH, "gelu": GELU, "relu": RELU, "relu2": RELU2}
+    for kind, op in pointwise.items():
+        yield OpCase(f"pointwise[{kind}]", op, fixtures.pointwise, formulas.POINTWISE[kind])
+    gates = {"swiglu": SWIGLU, "geglu": GEGLU}
+    for kind, op in gates.items():
+        yield OpCase(f"ffn_gate[{kind}]", op, fixtures.gate_up, formulas.GATES[kind], ("gate_up",))
+    for kind in ("tanh", "gelu", "relu", "relu2", *gates):
+        formula = partial(formulas.ffn_down, kind)
+        options: dict[str, Any] = {"activations": ("gate_up",), "params": ("w", "b")}
+        plain, bias = (partial(fixtures.ffn_down, gated=kind in gates, bias=bias) for bias in (False, True))
+        yield OpCase(f"ffn_down[{kind}]", FFN_DOWN[kind], plain, formula, linear_in=("w",), **options)
+        yield OpCase(f"ffn_down[{kind},bias]", FFN_DOWN[kind], bias, formula, linear_in=("w", "b"), wide=("db",), **options)
+    options = {"scalars": {"scale": 1.7, "linear": FFN_DOWN["swiglu"]}, "linear_in": ("a", "b")}
+    yield OpCase("lora[down]", LORA, fixtures.lora_down, formulas.lora_swiglu, ("gate_up",), ("a", "b"), **options)
 
 
 def _norms() -> Iterator[OpCase]:
     eps = {"eps": fixtures.EPS}
-    rms, layer = ("rms_norm", RMS_NORM, formulas.rms_norm, "rms"), ("layer_norm", LAYER_NORM, formulas.layer_norm, "layer")
-    for (name, op, formula, kind), build, params in (
-        (rms, fixtures.norm, ("w",)),
-        (layer, fixtures.norm, ("w", "b")),
-        (layer, fixtures.norm_bias, ("w", "b")),
+    for name, op, build, formula, params, wide in (
+        ("rms_norm", RMS_NORM, fixtures.norm, formulas.rms_norm, ("w",), ("dw",)),
+        ("layer_norm", LAYER_NORM, fixtures.norm, formulas.layer_norm, ("w", "b"), ("dw",)),
+        ("layer_norm[bias]", LAYER_NORM, fixtures.norm_bias, formulas.layer_norm, ("w", "b"), ("dw", "db")),
     ):
-        name, wide = (f"{name}[bias]", ("dw", "db")) if build is fixtures.norm_bias else (name, ("dw",))
-        yield OpCase(name, op, build, formula, ("x",), params, forward_scalars=eps, wide=wide, slot=("norm", kind))
-    add_rms, add_layer = (ADD_RMS_NORM, formulas.add_rms_norm, ("w",)), (ADD_LAYER_NORM, formulas.add_layer_norm, ("w", "b"))
+        yield OpCase(name, op, build, formula, params=params, forward_scalars=eps, wide=wide)
+    rms = (ADD_RMS_NORM, partial(formulas.add_norm, formulas.rms_norm), ("w",))
+    layer = (ADD_LAYER_NORM, partial(formulas.add_norm, formulas.layer_norm), ("w", "b"))
     for variant, (op, add_formula, params), build, unread in (
-        ("rms", add_rms, fixtures.add_norm, ()),
-        ("rms,first", add_rms, fixtures.norm, ()),
-        ("rms,last", add_rms, fixtures.add_norm, ("s",)),
-        ("layer", add_layer, fixtures.add_norm, ()),
-        ("layer,bias", add_layer, fixtures.add_norm_bias, ()),
-        ("layer,bias,first,last", add_layer, fixtures.norm_bias, ("s",)),
+        ("rms", rms, fixtures.add_norm, ()),
+        ("rms,first", rms, fixtures.norm, ()),
+        ("rms,last", rms, fixtures.add_norm, ("s",)),
+        ("layer", layer, fixtures.add_norm, ()),
+        ("layer,bias", layer, fixtures.add_norm_bias, ()),
+        ("layer,bias,first,last", layer, fixtures.norm_bias, ("s",)),
     ):
-        yield OpCase(
-            f"add_norm[{variant}]",
-            op,
-            build,
-            add_formula,
-            ("x", "delta"),
-            params,
-            outputs=("s", "n"),
-            unread=unread,
-            forward_scalars=eps,
-            slot=("add_norm", variant.partition(",")[0]),
-        )
+        options: dict[str, Any] = {"unread": unread, "forward_scalars": eps}
+        yield OpCase(f"add_norm[{variant}]", op, build, add_formula, ("x", "delta"), params, **options)
 
 
 def _attention() -> Iterator[OpCase]:
     for name, offset in (("rope", 0), ("rope[offset]", 5)):
-        scalars = {"theta": 100.0, "offset": offset}
-        yield OpCase(name, ROPE, fixtures.rope, formulas.rope, ("x",), scalars=scalars, linear_in=("x",))
+        yield OpCase(name, ROPE, fixtures.rope, formulas.rope, scalars={"theta": 100.0, "offset": offset}, linear_in=("x",))
+    weights = ("wq_norm", "wk_norm")
     heads = {"num_heads": SHAPE.H, "num_kv_heads": SHAPE.G, "eps": fixtures.EPS}
     for variant, build, theta, offset in (
         ("rope", fixtures.qkv, 100.0, 5),
@@ -278,76 +234,37 @@ def _attention() -> Iterator[OpCase]:
         ("norm,rope", fixtures.qkv_norm, 100.0, 5),
         ("norm", fixtures.qkv_norm, None, 0),
     ):
-        yield OpCase(
-            f"qkv_rope[{variant}]",
-            QKV_ROPE,
-            build,
-            formulas.qkv_rope,
-            ("qkv",),
-            ("wq_norm", "wk_norm"),
-            outputs=("q", "k", "v"),
-            scalars={"theta": theta, "offset": offset},
-            forward_scalars=heads,
-            linear_in=() if "norm" in variant else ("qkv",),
-            wide=("dwq_norm", "dwk_norm") if variant == "norm" else (),
-            slot=("qkv_rope",),
-        )
-    for variant, build in (
-        ("mha", fixtures.attention_mha),
-        ("gqa", fixtures.attention_gqa),
-        ("mqa", fixtures.attention_mqa),
-        ("long", fixtures.attention_long),
-        ("cache", fixtures.attention_cache),
-        ("documents", fixtures.attention_documents),
-    ):
-        yield OpCase(
-            f"attention[{variant}]",
-            ATTENTION,
-            build,
-            formulas.attention,
-            ("q", "k", "v", "documents"),
-            outputs=("o",),
-            linear_in=("v",),
-            zero_at_one=() if variant == "cache" else ("q", "k"),
-            slot=("attention",),
-        )
+        options: dict[str, Any] = {"scalars": {"theta": theta, "offset": offset}, "forward_scalars": heads}
+        options["linear_in"] = () if "norm" in variant else ("qkv",)
+        options["wide"] = ("dwq_norm", "dwk_norm") if variant == "norm" else ()
+        yield OpCase(f"qkv_rope[{variant}]", QKV_ROPE, build, formulas.qkv_rope, ("qkv",), weights, **options)
+    for variant, attention in fixtures.ATTENTION.items():
+        options = {"linear_in": ("v",), "zero_at_one": () if variant == "cache" else ("q", "k")}
+        inputs = ("q", "k", "v", "documents")
+        yield OpCase(f"attention[{variant}]", ATTENTION, attention, formulas.attention, inputs, **options)
 
 
 def _losses() -> Iterator[OpCase]:
-    smoothing, z, softcap, count = {"label_smoothing": 0.1}, {"z_loss": 0.02}, {"softcap": 5.0}, {"num_targets": 19}
-    for variant, options in (
-        ("", {}),
-        ("[smoothing]", smoothing),
-        ("[z]", z),
-        ("[softcap]", softcap),
-        ("[count]", count),
-        ("[smoothing,z,softcap,count]", {**smoothing, **z, **softcap, **count}),
-    ):
-        yield OpCase(
-            f"cross_entropy{variant}",
-            CROSS_ENTROPY,
-            fixtures.cross_entropy,
-            formulas.cross_entropy,
-            ("logits", "targets"),
-            outputs=("loss",),
-            scalars=options,
-            wide=("loss",),
-        )
-    for variant, op, options in (
+    options: dict[str, dict[str, Any]] = {
+        "smoothing": {"label_smoothing": 0.1},
+        "z": {"z_loss": 0.02},
+        "softcap": {"softcap": 5.0},
+        "count": {"num_targets": 19},
+    }
+    every = {name: value for option in options.values() for name, value in option.items()}
+    names = ",".join(options)
+    for variant, scalars in {"": {}, **{f"[{name}]": option for name, option in options.items()}, f"[{names}]": every}.items():
+        inputs = ("logits", "targets")
+        build, formula = fixtures.cross_entropy, formulas.cross_entropy
+        yield OpCase(f"cross_entropy{variant}", CROSS_ENTROPY, build, formula, inputs, scalars=scalars, wide=("loss",))
+    for variant, op, scalars in (
         ("", LINEAR_CROSS_ENTROPY, {}),
         ("[chunks]", IN_CHUNKS, {}),
-        ("[chunks,smoothing,z,softcap,count]", IN_CHUNKS, {**smoothing, **z, **softcap, **count}),
+        (f"[chunks,{names}]", IN_CHUNKS, every),
     ):
+        fused, inputs = formulas.linear_cross_entropy, ("x", "targets")
         yield OpCase(
-            f"linear_cross_entropy{variant}",
-            op,
-            fixtures.linear_cross_entropy,
-            formulas.linear_cross_entropy,
-            ("x", "targets"),
-            ("w",),
-            outputs=("loss",),
-            scalars=options,
-            slot=("linear_cross_entropy",),
+            f"linear_cross_entropy{variant}", op, fixtures.linear_cross_entropy, fused, inputs, ("w",), scalars=scalars
         )
 
 

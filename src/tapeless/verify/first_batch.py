@@ -84,18 +84,11 @@ def along_directions(
     lifted = blank_model(model.config, "complex128", seed=model.seed, **trains_of(model))
     lifted.store.flat.copy_(model.store.flat)
     for kind, direction in directions(model.grads, torch.Generator().manual_seed(seed)):
-        derivative = _complex_step(lifted, direction, tokens, targets, documents)
-        error = directional_error(model.grads, direction, derivative)
+        for name, v in direction.items():  # p + ih v, in place: the parameters may fill half of the memory
+            torch.view_as_real(lifted.params[name])[..., 1] = COMPLEX_H * v
+        loss = loss_with_gradients(lifted, tokens, targets, documents, backward=False)
+        error = directional_error(model.grads, direction, float(loss.imag) / COMPLEX_H)
         yield Finding("L2", check, "complex step", f"along {kind}", error, COMPLEX_STEP)
-
-
-def _complex_step(
-    lifted: AnyModel, direction: dict[str, Tensor], tokens: Tensor, targets: Tensor, documents: Tensor | None
-) -> float:
-    """Im f(p + ih v) / h, the imaginary parts written in place: the parameters may fill half of the memory."""
-    for name, v in direction.items():
-        torch.view_as_real(lifted.params[name])[..., 1] = COMPLEX_H * v
-    return float(loss_with_gradients(lifted, tokens, targets, documents, backward=False).imag) / COMPLEX_H
 
 
 def _rebuilt(model: AnyModel, small: bool = False, **changes: Any) -> AnyModel:

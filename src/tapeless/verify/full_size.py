@@ -25,9 +25,6 @@ TOKENS = (2, 16)  # B, T: enough for attention to have a past; the parameters ar
 DECREASE = 1e-4  # the share of the loss that the step should take away: so short that the loss is nearly a plane
 
 
-NO_GRADIENT = Finding("L2", "full size", "underpowered", "all gradients", UNDERPOWERED, 0.0)
-
-
 class Step(NamedTuple):
     """One step of plain gradient descent."""
 
@@ -64,9 +61,9 @@ def full_size_findings(config: AnyModelConfig, seed: int = 0) -> tuple[list[Find
     move_off_init(model, seed)
     before = float(loss_with_gradients(model, tokens, targets))
     bad = [name for name, g in model.grads.items() if not torch.isfinite(g).all()]
-    if bad or not model.store.flat_grads.any():  # there is nothing to go along
-        named = Finding("L2", "full size", "finite", bad[0], math.inf, 0.0) if bad else NO_GRADIENT
-        return [named], Step(before, before, before)
+    if bad or not model.store.flat_grads.any():  # there is no direction to take
+        oracle, tensor, error = ("finite", bad[0], math.inf) if bad else ("underpowered", "all gradients", UNDERPOWERED)
+        return [Finding("L2", "full size", oracle, tensor, error, 0.0)], Step(before, before, before)
     findings = list(along_directions(model, tokens, targets, "full size", seed))
     step = _downhill(model, before, tokens, targets)
     return [*findings, step.finding()], step

@@ -7,8 +7,8 @@
 L3, L4 and the rest of L5 need a checkout of the repository: tests/levels/kernels.py.
 Tested by: tests/verify/test_kernel_levels.py."""
 
-from collections.abc import Callable, Iterator, Sequence
-from itertools import chain
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain, product
 
 import torch
 from torch import Tensor
@@ -34,12 +34,12 @@ from tapeless.verify.fixtures import (
 from tapeless.verify.kernel_ops import kernel_level_0, kernel_level_1
 from tapeless.verify.kernel_update import update_findings
 from tapeless.verify.metamorphic import check_metamorphic, sums_are_wide
-from tapeless.verify.model_judges import by_precision
-from tapeless.verify.model_levels import by_accumulation, by_interruption, by_recompute
+from tapeless.verify.model_judges import by_accumulation, by_interruption, by_precision, by_recompute
 from tapeless.verify.oracles import Point
 from tapeless.verify.tolerances import kernel_bound
 
 NARROW = ("float32", "bfloat16")
+Judge = Callable[[ModelCase, str], Iterator[Finding]]
 SEEDS = range(1, 4)  # of the weights: for one seed the reference's error may be small by chance
 
 
@@ -59,13 +59,13 @@ def narrow_dtypes(on: Setting) -> tuple[str, ...]:
 
 def kernel_levels(on: Setting) -> dict[str, Callable[[], Iterator[Finding]]]:
     dtypes, cases = narrow_dtypes(on), list(cases_of(op_set(on), on.device))
-    models, partly = ([case._replace(on=on) for case in some] for some in (TRANSFORMER_CASES, PARTLY_TRAINED_CASES))
+    whole, partly = ([case._replace(on=on) for case in some] for some in (TRANSFORMER_CASES, PARTLY_TRAINED_CASES))
     return {
         "L0": lambda: kernel_level_0(cases),
         "L1": lambda: chain(kernel_level_1(cases, dtypes), update_findings(op_set(on), on.device)),
-        "L2": lambda: kernel_level_2([*models, *partly], dtypes),
-        "L5": lambda: kernel_level_5([*models, *partly], dtypes),
-        "L6": lambda: kernel_level_6(models, on, dtypes),
+        "L2": lambda: kernel_level_2([*whole, *partly], dtypes),
+        "L5": lambda: in_each_dtype([*whole, *partly], dtypes, (by_recompute, by_interruption, by_accumulation)),
+        "L6": lambda: kernel_level_6(whole, on, dtypes),
     }
 
 
@@ -81,15 +81,12 @@ def ops_findings(on: Setting, only: str | None = None) -> Iterator[Finding]:
 def kernel_level_2(models: Sequence[ModelCase], dtypes: Sequence[str]) -> Iterator[Finding]:
     for case in models:
         yield from by_precision(case, dtypes)
-        for dtype in dtypes:
-            yield from by_reference(case, dtype)
+    yield from in_each_dtype(models, dtypes, [by_reference])
 
 
-def kernel_level_5(models: Sequence[ModelCase], dtypes: Sequence[str]) -> Iterator[Finding]:
-    for case in models:
-        for dtype in dtypes:
-            for judge in (by_recompute, by_interruption, by_accumulation):
-                yield from judge(case, dtype)
+def in_each_dtype(models: Sequence[ModelCase], dtypes: Sequence[str], judges: Sequence[Judge]) -> Iterator[Finding]:
+    for case, dtype, judge in product(models, dtypes, judges):
+        yield from judge(case, dtype)
 
 
 def kernel_level_6(models: Sequence[ModelCase], on: Setting, dtypes: Sequence[str]) -> Iterator[Finding]:
@@ -108,13 +105,21 @@ def by_reference(case: ModelCase, dtype: str) -> Iterator[Finding]:
     which units cross the kink."""
     if dtype == "bfloat16" and isinstance(case.config, ModelConfig) and case.config.ffn == "relu":
         return
+    check, zeros = f"model[{case.name}, {dtype}]", zero_by_identity(case.config, T)
     truths = {seed: _gradients(case.on_reference, "float64", seed) for seed in SEEDS}
-    errors = {seed: errors_of(_gradients(case.on_reference, dtype, seed), truth) for seed, truth in truths.items()}
+    by_seed = [errors_of(_gradients(case.on_reference, dtype, seed), truth) for seed, truth in truths.items()]
+    worst = {name: max(errors[name] for errors in by_seed) for name in by_seed[0]}
     for seed, truth in truths.items():
-        claimed = _gradients(case, dtype, seed)
-        for name in claimed.keys() - zero_by_identity(case.config, T):
-            gap, bound = distance(claimed[name], truth[name]), kernel_bound(max(e[name] for e in errors.values()), dtype)
-            yield Finding("L2", f"model[{case.name}, {dtype}]", oracle_of(dtype), name, gap.l2, bound, gap.where)
+        yield from against_reference(check, dtype, _gradients(case, dtype, seed), truth, worst, zeros)
+
+
+def against_reference(
+    check: str, dtype: str, claimed: Point, truth: Point, errors: Mapping[str, float], zeros: set[str]
+) -> Iterator[Finding]:
+    """Tensor by tensor in L2 norm; errors: those of the reference ops in the same dtype."""
+    for name in claimed.keys() - zeros:
+        gap, bound = distance(claimed[name], truth[name]), kernel_bound(errors[name], dtype)
+        yield Finding("L2", check, oracle_of(dtype), name, gap.l2, bound, gap.where)
 
 
 def _gradients(case: ModelCase, dtype: str, seed: int) -> dict[str, Tensor]:

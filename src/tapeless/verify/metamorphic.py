@@ -67,23 +67,16 @@ def plain_batch(model: Transformer, T: int = T) -> Batch:
     return Batch(*batch(T=T)).to(model.device)
 
 
-def bound_of(model: Transformer) -> float:
-    return METAMORPHIC[model.dtype]
-
-
-def nearly_equal(check: str, what: str, tensor: str, a: Tensor, b: Tensor, bound: float) -> Finding:
+def equal(check: str, what: str, tensor: str, a: Tensor, b: Tensor, bound: float = 0.0) -> Finding:
+    """By default bit for bit."""
     gap = distance(a, b)
     return Finding("L6", check, what, tensor, gap.largest, bound, gap.where)
 
 
-def bit_equal(check: str, what: str, tensor: str, a: Tensor, b: Tensor) -> Finding:
-    return nearly_equal(check, what, tensor, a, b, bound=0.0)
-
-
-def nearly_equal_gradients(model: Transformer, check: str, what: str, a: dict[str, Tensor], b: dict[str, Tensor]) -> Finding:
+def equal_gradients(model: Transformer, check: str, what: str, a: dict[str, Tensor], b: dict[str, Tensor]) -> Finding:
     """All but those that are zero by identity."""
     skip = zero_by_identity(model.config, T)
-    return largest_gap("L6", check, what, a, {name: g for name, g in b.items() if name not in skip}, bound_of(model))
+    return largest_gap("L6", check, what, a, {name: g for name, g in b.items() if name not in skip}, METAMORPHIC[model.dtype])
 
 
 def changed(tokens: Tensor) -> Tensor:
@@ -96,7 +89,7 @@ def the_past_is_blind(model: Transformer, check: str) -> Iterator[Finding]:
     other = tokens.clone()
     other[:, 4:] = changed(other[:, 4:])
     a, b = model.logits(tokens), model.logits(other)
-    yield bit_equal(check, "causality", "logits", b[:, :4], a[:, :4])
+    yield equal(check, "causality", "logits", b[:, :4], a[:, :4])
     moved = bool((a[:, 4:] != b[:, 4:]).any())
     yield Finding("L6", check, "causality", "logits that must move", 0.0 if moved else 1.0, 0.0)
 
@@ -109,10 +102,10 @@ def documents_are_apart(model: Transformer, check: str) -> Iterator[Finding]:
     packed = model.logits(tokens, documents=ids)
     if model.config.position != "learned":
         apart = torch.cat([model.logits(tokens[:, :cut].contiguous()), model.logits(tokens[:, cut:].contiguous())], 1)
-        yield nearly_equal(check, "documents apart", "logits", packed, apart, bound_of(model))
+        yield equal(check, "documents apart", "logits", packed, apart, METAMORPHIC[model.dtype])
     other = tokens.clone()
     other[:, :cut] = changed(other[:, :cut])
-    yield bit_equal(check, "documents apart", "second document", model.logits(other, documents=ids)[:, cut:], packed[:, cut:])
+    yield equal(check, "documents apart", "second document", model.logits(other, documents=ids)[:, cut:], packed[:, cut:])
 
 
 def decoding(model: Transformer, check: str) -> Iterator[Finding]:
@@ -122,15 +115,15 @@ def decoding(model: Transformer, check: str) -> Iterator[Finding]:
     for name, chunks in (("one by one", [1] * T), ("in chunks", [3, 1, T - 4])):
         kv_cache = model.kv_cache(B, T)
         parts = [model.logits(part, kv_cache=kv_cache) for part in tokens.split(chunks, 1)]
-        yield nearly_equal(check, f"kv_cache {name}", "logits", torch.cat(parts, 1), full, bound_of(model))
+        yield equal(check, f"kv_cache {name}", "logits", torch.cat(parts, 1), full, METAMORPHIC[model.dtype])
 
 
 def batch_order(model: Transformer, data: Batch, check: str) -> Iterator[Finding]:
     order = (2, 0, 1)
     a, b = gradients(model, data), gradients(model, data.samples(*order))
-    yield nearly_equal_gradients(model, check, "batch order", b, a)
+    yield equal_gradients(model, check, "batch order", b, a)
     expected = model.logits(data.tokens)[list(order)]
-    yield nearly_equal(check, "batch order", "logits", model.logits(data.tokens[list(order)]), expected, bound_of(model))
+    yield equal(check, "batch order", "logits", model.logits(data.tokens[list(order)]), expected, METAMORPHIC[model.dtype])
 
 
 def padding(model: Transformer, check: str) -> Iterator[Finding]:
@@ -139,9 +132,9 @@ def padding(model: Transformer, check: str) -> Iterator[Finding]:
     ignored = torch.full_like(short.targets[:, :2], -100)
     longer = Batch(torch.cat([short.tokens, short.tokens[:, :2]], 1), torch.cat([short.targets, ignored], 1))
     a, b = gradients(model, short), gradients(model, longer)
-    yield nearly_equal_gradients(model, check, "padding", b, a)
+    yield equal_gradients(model, check, "padding", b, a)
     padded, plain = (model.loss(data.tokens, data.targets) for data in (longer, short))
-    yield nearly_equal(check, "padding", "loss", padded, plain, bound_of(model))
+    yield equal(check, "padding", "loss", padded, plain, METAMORPHIC[model.dtype])
 
 
 def one_loss(model: Transformer, data: Batch, check: str) -> Iterator[Finding]:
@@ -149,20 +142,20 @@ def one_loss(model: Transformer, data: Batch, check: str) -> Iterator[Finding]:
     c, (tokens, targets, documents) = model.config, data
     direct = gradients(model, data)
     evaluated, trained = model.loss(*data[:2], documents=documents), model.forward(tokens, targets, documents=documents)
-    yield bit_equal(check, "loss() is forward()", "loss", evaluated, trained)
+    yield equal(check, "loss() is forward()", "loss", evaluated, trained)
     model.zero_grads()
     logits = model.logits(tokens, keep=True, documents=documents)
     penalties = {"label_smoothing": c.label_smoothing, "z_loss": c.z_loss}
     loss, saved = CROSS_ENTROPY.forward(logits, targets, **penalties)
     dlogits = CROSS_ENTROPY.backward(1.0, saved, **penalties)
     model.backward(dlogits)
-    yield nearly_equal(check, "logits, then cross-entropy", "loss", loss, trained, bound_of(model))
-    yield nearly_equal_gradients(model, check, "backward(dlogits)", dict(model.grads), direct)
+    yield equal(check, "logits, then cross-entropy", "loss", loss, trained, METAMORPHIC[model.dtype])
+    yield equal_gradients(model, check, "backward(dlogits)", dict(model.grads), direct)
     if not c.z_loss:
         sums = float((dlogits.sum(-1) / dlogits.norm()).abs().max())
-        yield Finding("L6", check, "dlogits sum to 0 over V", "dlogits", sums, bound_of(model))
+        yield Finding("L6", check, "dlogits sum to 0 over V", "dlogits", sums, METAMORPHIC[model.dtype])
     ignored = dlogits[targets == -100]
-    yield bit_equal(check, "ignored targets", "dlogits", ignored, torch.zeros_like(ignored))
+    yield equal(check, "ignored targets", "dlogits", ignored, torch.zeros_like(ignored))
 
 
 def zeros(model: Transformer, data: Batch, check: str) -> Iterator[Finding]:
@@ -211,7 +204,7 @@ def silent_blocks(case: ModelCase, config: ModelConfig, dtype: str) -> Iterator[
     if c.tie_embeddings:
         truth["embed.w"] = truth["embed.w"] + truth.pop("head.w")
     claimed = gradients(model, data_of(case))
-    yield largest_gap("L6", name_of(case, dtype), "silent blocks", claimed, truth, bound_of(model))
+    yield largest_gap("L6", name_of(case, dtype), "silent blocks", claimed, truth, METAMORPHIC[model.dtype])
 
 
 def sums_are_wide(ops: OpSet, device: str = "cpu") -> Iterator[Finding]:
@@ -235,7 +228,7 @@ def sums_are_wide(ops: OpSet, device: str = "cpu") -> Iterator[Finding]:
         backward(slice(0, 64), *whole)
         backward(slice(0, 32), *halves)
         backward(slice(32, 64), *halves)
-        yield nearly_equal(f"{name}[bfloat16]", "rows in halves", "dw, db", halves, whole, METAMORPHIC["float32"])
+        yield equal(f"{name}[bfloat16]", "rows in halves", "dw, db", halves, whole, METAMORPHIC["float32"])
 
 
 def op_identities() -> Iterator[Finding]:
@@ -252,5 +245,5 @@ def op_identities() -> Iterator[Finding]:
     ):
         yield Finding("L6", "norm", what, "dx", float(value.abs().max()), bound)
     rotated, _ = ROPE.forward(x, theta=1e2, offset=3)
-    yield nearly_equal("rope", "lengths kept", "y", rotated.norm(dim=-1), x.norm(dim=-1), bound)
-    yield nearly_equal("rope", "transpose is inverse", "dx", ROPE.backward(rotated, None, theta=1e2, offset=3), x, bound)
+    yield equal("rope", "lengths kept", "y", rotated.norm(dim=-1), x.norm(dim=-1), bound)
+    yield equal("rope", "transpose is inverse", "dx", ROPE.backward(rotated, None, theta=1e2, offset=3), x, bound)

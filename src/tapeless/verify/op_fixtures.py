@@ -3,6 +3,7 @@ is at its initial value, where many bugs are invisible; every difficult row that
 
 A builder takes a generator and a Shape, and returns the inputs of one op in float64, by name."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -28,6 +29,7 @@ EPS = 1e-3  # large, so that the row of small norm feels it and a difference quo
 SMALL, LARGE = 0.03, 12.0  # a row whose square is about EPS; logits that nearly saturate a softmax
 
 Inputs = dict[str, Tensor]
+Builder = Callable[[Generator, Shape], Inputs]
 
 
 def normal(generator: Generator, *shape: int) -> Tensor:
@@ -55,34 +57,31 @@ def _targets(s: Shape) -> Tensor:  # (B, T) int64
     return targets
 
 
+def random(**axes: str) -> Builder:
+    """Inputs of normal numbers, each with its axes as letters of Shape; R is the rank of an adapter."""
+
+    def build(generator: Generator, s: Shape) -> Inputs:
+        sizes = {**s._asdict(), "R": s.G + 1}
+        return {name: normal(generator, *(sizes[axis] for axis in letters)) for name, letters in axes.items()}
+
+    return build
+
+
+linear = random(x="BTC", w="FC")
+linear_square = random(x="BTC", w="CC")  # the one shape in which a transposed weight or gradient fits
+linear_bias = random(x="BTC", w="FC", b="F")
+lora = random(x="BTC", a="RC", b="FR")
+lora_square = random(x="BTD", a="DD", b="DD")  # rank, input and output of one size: whatever is transposed fits
+dropout = random(x="BTC")
+rope = random(x="BHTD")
+
+
 def embed(generator: Generator, s: Shape) -> Inputs:
     return {"tokens": tokens(s), "w": normal(generator, s.V, s.C)}
 
 
 def positions(generator: Generator, s: Shape) -> Inputs:
     return {"x": normal(generator, s.B, s.T, s.C), "w": normal(generator, 2 * s.T + 3, s.C)}
-
-
-def linear(generator: Generator, s: Shape) -> Inputs:
-    return {"x": normal(generator, s.B, s.T, s.C), "w": normal(generator, s.F, s.C)}
-
-
-def linear_square(generator: Generator, s: Shape) -> Inputs:
-    """The one shape in which a transposed weight or gradient fits."""
-    return {"x": normal(generator, s.B, s.T, s.C), "w": normal(generator, s.C, s.C)}
-
-
-def linear_bias(generator: Generator, s: Shape) -> Inputs:
-    return {**linear(generator, s), "b": normal(generator, s.F)}
-
-
-def lora(generator: Generator, s: Shape) -> Inputs:
-    return {"x": normal(generator, s.B, s.T, s.C), "a": normal(generator, s.G + 1, s.C), "b": normal(generator, s.F, s.G + 1)}
-
-
-def lora_square(generator: Generator, s: Shape) -> Inputs:
-    """Rank, input and output of one size: whatever is transposed fits."""
-    return {"x": normal(generator, s.B, s.T, s.D), "a": normal(generator, s.D, s.D), "b": normal(generator, s.D, s.D)}
 
 
 def lora_down(generator: Generator, s: Shape) -> Inputs:
@@ -130,22 +129,18 @@ def norm_bias(generator: Generator, s: Shape) -> Inputs:
     return {**norm(generator, s), "b": normal(generator, s.C)}
 
 
-def with_delta(inputs: Inputs, generator: Generator) -> Inputs:
+def _with_delta(inputs: Inputs, generator: Generator) -> Inputs:
     """x and delta whose sum is the norm's fixture."""
     delta = normal(generator, *inputs["x"].shape)
     return {**inputs, "x": inputs["x"] - delta, "delta": delta}
 
 
 def add_norm(generator: Generator, s: Shape) -> Inputs:
-    return with_delta(norm(generator, s), generator)
+    return _with_delta(norm(generator, s), generator)
 
 
 def add_norm_bias(generator: Generator, s: Shape) -> Inputs:
-    return with_delta(norm_bias(generator, s), generator)
-
-
-def rope(generator: Generator, s: Shape) -> Inputs:
-    return {"x": normal(generator, s.B, s.H, s.T, s.D)}
+    return _with_delta(norm_bias(generator, s), generator)
 
 
 def qkv(generator: Generator, s: Shape) -> Inputs:
@@ -167,37 +162,27 @@ def _attention(generator: Generator, s: Shape, kv_heads: int, cached: int = 0) -
     return {"q": q, "k": k, "v": v}
 
 
-def attention_mha(generator: Generator, s: Shape) -> Inputs:
-    return _attention(generator, s, s.H)
-
-
-def attention_gqa(generator: Generator, s: Shape) -> Inputs:
-    return _attention(generator, s, s.G)
-
-
-def attention_mqa(generator: Generator, s: Shape) -> Inputs:
-    return _attention(generator, s, 1)
-
-
-def attention_long(generator: Generator, s: Shape) -> Inputs:
+def _attention_long(generator: Generator, s: Shape) -> Inputs:
     """Seventy positions, and six heads in three groups: more than one block of a kernel, and groups that are not halves."""
     long = s.T if s.T == 1 else 10 * s.T
     q, k, v = (0.5 * normal(generator, 1, heads, long, 2) for heads in (6, 3, 3))
     return {"q": q, "k": k, "v": v}
 
 
-def attention_cache(generator: Generator, s: Shape) -> Inputs:
-    return _attention(generator, s, s.G, cached=4)
-
-
-def attention_documents(generator: Generator, s: Shape) -> Inputs:
+def _attention_documents(generator: Generator, s: Shape) -> Inputs:
     """The borders of the documents differ between the rows, and one document is a single position."""
     t = torch.arange(s.T)
-    return {**attention_gqa(generator, s), "documents": torch.stack([(t + b) // (3 - b % 2) for b in range(s.B)])}
+    return {**_attention(generator, s, s.G), "documents": torch.stack([(t + b) // (3 - b % 2) for b in range(s.B)])}
 
 
-def dropout(generator: Generator, s: Shape) -> Inputs:
-    return {"x": normal(generator, s.B, s.T, s.C)}
+ATTENTION: dict[str, Builder] = {
+    "mha": lambda generator, s: _attention(generator, s, s.H),
+    "gqa": lambda generator, s: _attention(generator, s, s.G),
+    "mqa": lambda generator, s: _attention(generator, s, 1),
+    "long": _attention_long,
+    "cache": lambda generator, s: _attention(generator, s, s.G, cached=4),
+    "documents": _attention_documents,
+}
 
 
 def cross_entropy(generator: Generator, s: Shape) -> Inputs:

@@ -4,6 +4,7 @@ Only autograd differentiates these. They share no line with ops/, so an error wo
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -27,8 +28,8 @@ def lora(x: Tensor, a: Tensor, b: Tensor, scale: float) -> Tensor:
     return F.linear(x, scale * torch.einsum("or,ri->oi", b, a))
 
 
-def lora_down(gate: Callable[[Tensor], Tensor], gate_up: Tensor, scale: float, linear: Any, **matrices: Tensor) -> Tensor:
-    return lora(gate(gate_up), scale=scale, **matrices)
+def lora_swiglu(gate_up: Tensor, a: Tensor, b: Tensor, scale: float, linear: Any) -> Tensor:
+    return lora(GATES["swiglu"](gate_up), a, b, scale)
 
 
 def matmul(a: Tensor, b: Tensor) -> Tensor:
@@ -51,42 +52,27 @@ def log_softmax(x: Tensor) -> Tensor:
     return F.log_softmax(x, -1)
 
 
-def sigmoid(x: Tensor) -> Tensor:
-    return 1 / (1 + torch.exp(-x))
+# By keyword, as every formula: x, or gate_up with the gate in its first half.
+POINTWISE: dict[str, Callable[..., Tensor]] = {
+    "sigmoid": lambda x: 1 / (1 + torch.exp(-x)),
+    "silu": lambda x: F.silu(x),
+    "tanh": lambda x: 1 - 2 / (1 + torch.exp(2 * x)),
+    "relu": lambda x: F.relu(x),
+    "gelu": lambda x: F.gelu(x, approximate="tanh"),
+    "relu2": lambda x: F.relu(x) ** 2,
+}
 
 
-def silu(x: Tensor) -> Tensor:
-    return F.silu(x)
-
-
-def tanh(x: Tensor) -> Tensor:
-    return 1 - 2 / (1 + torch.exp(2 * x))
-
-
-def relu(x: Tensor) -> Tensor:
-    return F.relu(x)
-
-
-def gelu(x: Tensor) -> Tensor:
-    return F.gelu(x, approximate="tanh")
-
-
-def relu2(x: Tensor) -> Tensor:
-    return F.relu(x) ** 2
-
-
-def swiglu(gate_up: Tensor) -> Tensor:
+def _gate(gate_up: Tensor, activation: str) -> Tensor:
     gate, up = gate_up.tensor_split(2, -1)
-    return F.silu(gate) * up
+    return POINTWISE[activation](gate) * up
 
 
-def geglu(gate_up: Tensor) -> Tensor:
-    gate, up = gate_up.tensor_split(2, -1)
-    return gelu(gate) * up
+GATES = {"swiglu": partial(_gate, activation="silu"), "geglu": partial(_gate, activation="gelu")}
 
 
-def ffn_down(gate: Callable[[Tensor], Tensor], gate_up: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
-    return F.linear(gate(gate_up), w, b)
+def ffn_down(kind: str, gate_up: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
+    return F.linear((GATES | POINTWISE)[kind](gate_up), w, b)
 
 
 def rms_norm(x: Tensor, w: Tensor, eps: float) -> Tensor:
@@ -97,14 +83,9 @@ def layer_norm(x: Tensor, w: Tensor, eps: float, b: Tensor | None = None) -> Ten
     return F.layer_norm(x, w.shape, w, b, eps)
 
 
-def add_rms_norm(x: Tensor, delta: Tensor | None = None, **norm: Any) -> tuple[Tensor, Tensor]:
+def add_norm(norm: Callable[..., Tensor], x: Tensor, delta: Tensor | None = None, **options: Any) -> tuple[Tensor, Tensor]:
     s = x if delta is None else x + delta
-    return s, rms_norm(s, **norm)
-
-
-def add_layer_norm(x: Tensor, delta: Tensor | None = None, **norm: Any) -> tuple[Tensor, Tensor]:
-    s = x if delta is None else x + delta
-    return s, layer_norm(s, **norm)
+    return s, norm(s, **options)
 
 
 def rope(x: Tensor, theta: float, offset: int = 0) -> Tensor:

@@ -35,7 +35,7 @@ def promises(case: OpCase, dtype: str) -> Iterator[Finding]:
     yield from saved_names(case, point)
 
 
-def _told(case: OpCase, oracle: str, tensor: str, error: float, bound: float = 0.0) -> Finding:
+def _finding(case: OpCase, oracle: str, tensor: str, error: float, bound: float = 0.0) -> Finding:
     return Finding("L1", case.name, oracle, tensor, error, bound)
 
 
@@ -70,7 +70,7 @@ def no_tape(case: OpCase, point: Point, upstream: Point) -> Iterator[Finding]:
         found = results(case, point, upstream)
         found |= {f"saved {i}": x for i, x in enumerate(tensors_in(case.forward(point)[1]))}
     for name, x in found.items():
-        yield _told(case, "no tape", name, float(x.requires_grad))
+        yield _finding(case, "no tape", name, float(x.requires_grad))
 
 
 def accumulation(case: OpCase, point: Point, upstream: Point, bound: float) -> Iterator[Finding]:
@@ -132,10 +132,10 @@ def nan_passes(case: OpCase, point: Point, upstream: Point) -> Iterator[Finding]
     """In an input it is put where the gradient is largest."""
     for name, g in case.gradients(point, upstream).items():
         outputs, _ = case.forward({**point, name: _with_nan(point[name], int(g.abs().argmax()))})
-        yield _told(case, "NaN passes", name, float(not any(y.isnan().any() for y in outputs.values())))
+        yield _finding(case, "NaN passes", name, float(not any(y.isnan().any() for y in outputs.values())))
     for name, dy in upstream.items():
         gradients = case.gradients(point, {**upstream, name: _with_nan(dy, 0)})
-        yield _told(case, "NaN passes", f"d{name}", float(not any(g.isnan().any() for g in gradients.values())))
+        yield _finding(case, "NaN passes", f"d{name}", float(not any(g.isnan().any() for g in gradients.values())))
 
 
 def _with_nan(x: Tensor, index: int) -> Tensor:
@@ -148,9 +148,9 @@ def saved_names(case: OpCase, point: Point) -> Iterator[Finding]:
     """Recomputation drops an activation by its name, and the optimizer may free a parameter."""
     outputs, saved = case.forward(point)
     named = {name: point[name] for name in case.activations if name in point} | outputs
-    yield _told(case, "saved is a NamedTuple or None", "saved", float(saved is not None and not hasattr(saved, "_fields")))
+    yield _finding(case, "saved is a NamedTuple or None", "saved", float(saved is not None and not hasattr(saved, "_fields")))
     for name in getattr(saved, "_fields", ()):
         kept = getattr(saved, name)
-        yield _told(case, "no parameter saved", name, float(name in case.params))
+        yield _finding(case, "no parameter saved", name, float(name in case.params))
         if name in named and kept is not None:
-            yield _told(case, "saved by name is that tensor", name, float(kept is not named[name]))
+            yield _finding(case, "saved by name is that tensor", name, float(kept is not named[name]))

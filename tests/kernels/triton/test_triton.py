@@ -13,7 +13,7 @@ pytest.importorskip("triton")
 from tapeless.kernels.triton.ops import triton_ops
 from tapeless.verify.cases import OpCase, cases_of
 from tapeless.verify.finding import distance
-from tapeless.verify.kernel_shapes import SHAPES
+from tapeless.verify.kernel_ops import SHAPES
 from tapeless.verify.kernel_update import update_findings
 from tapeless.verify.op_levels import against_float64
 from tapeless.verify.tolerances import OP_FLOAT32

@@ -65,7 +65,7 @@ def table(rows: list[tuple[str, ...]]) -> str:
 
 
 def check_model(args: argparse.Namespace) -> int:
-        from tapeless.training.run_dir import RunDir
+    from tapeless.training.run_dir import RunDir
     from tapeless.training.runs import usable_config
     from tapeless.verify.fixtures import ON_REFERENCE
     from tapeless.verify.gradcheck import gradcheck, gradcheck_ops

@@ -1,7 +1,8 @@
-"""Sublayers defined outside the package: loading their file, and recording which file a model needs.
+"""Extensions defined outside the package: loading their file, and recording which file a model needs.
 
-A plugin is a Python file that registers a kind of sublayer (model/sublayer.py). It runs only when the user names it, by an
-import or by --plugin FILE; a run records the file's name and hash, and nothing inside a run directory is ever executed.
+A plugin is a Python file that registers something, such as a kind of sublayer (model/sublayer.py). It runs only when the user
+names it, by an import or by --plugin FILE; a run records the name and hash of the files that define its sublayers, and nothing
+inside a run directory is ever executed.
 Tested by: tests/test_plugins.py."""
 
 import hashlib
@@ -15,12 +16,14 @@ from tapeless.config import AnyModelConfig, ModelConfig
 from tapeless.errors import ConfigError
 from tapeless.model.block import sublayer_class  # which registers the built-in kinds
 
+LOADED: dict[str, str] = {}  # path of a file -> its module
+
 
 def load_plugin(path: str | Path) -> None:
-    """Run a Python file that registers sublayers; a file that was loaded before is not run again."""
+    """Run a Python file that registers sublayers, optimizers, reporters or families; at most once in a process."""
     file = Path(path).resolve()
-    name = f"tapeless_plugin_{file.stem}_{hashlib.sha256(str(file).encode()).hexdigest()[:8]}"
-    if name in sys.modules:
+    name = f"tapeless_plugin_{file.stem}_{len(LOADED)}"
+    if str(file) in LOADED:
         return
     if not file.is_file():
         raise ConfigError(f"plugin {path}: no such file")
@@ -31,12 +34,12 @@ def load_plugin(path: str | Path) -> None:
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
-    except ConfigError:
-        del sys.modules[name]
-        raise
     except Exception as error:
         del sys.modules[name]
-        raise ConfigError(f"plugin {path}: {type(error).__name__}: {error}") from error
+        raise (
+            error if isinstance(error, ConfigError) else ConfigError(f"plugin {path}: {type(error).__name__}: {error}")
+        ) from error
+    LOADED[str(file)] = name
 
 
 def required_plugins(config: AnyModelConfig) -> dict[str, str]:

@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from threading import current_thread, main_thread
 from typing import Any
@@ -84,9 +84,9 @@ def train(
 
     config: a preset's name, the path of a TOML file, a ModelConfig, or a pair (ModelConfig, TrainConfig). data: what
     dataset_path takes, or a Dataset; default the dataset_path or corpus of the settings. out_dir: default runs/NAME, NAME being
-    that of the preset. callbacks: called with every event; one that returns tapeless.STOP stops the run. display: auto (live in
-    a terminal, else plain lines), plain, json, or None. skip_resource_check: only warn if memory or disk do not suffice. name:
-    NAME, if config has none. settings: fields of TrainConfig, such as max_steps=200, lr=1e-3.
+    that of the preset, or `name`. callbacks: called with every event; one that returns tapeless.STOP stops the run. display:
+    auto (live in a terminal, else plain lines), plain, json, or None. skip_resource_check: only warn if memory or disk do not
+    suffice. settings: fields of TrainConfig or of the model's configuration, such as max_steps=200, lr=1e-3, num_layers=2.
 
     The run is stopped by a callback, by max_time, and in the main thread by SIGINT and SIGTERM: it saves a checkpoint and can
     be resumed. An exception in a callback stops it in the same way, and is raised once the checkpoint is written."""
@@ -95,7 +95,8 @@ def train(
         settings["dataset_path"] = str(_folder(data) if isinstance(data, Dataset) else data)
     if out_dir is not None:
         settings["out_dir"] = str(out_dir)
-    recipe = recipe._replace(train={**recipe.train, **settings})
+    of_model = {key: settings.pop(key) for key in [f.name for f in fields(KINDS[recipe.kind])] if key in settings}
+    recipe = recipe._replace(model={**recipe.model, **of_model}, train={**recipe.train, **settings})
     name = name or found
     model_config, train_config = resolve_recipe(recipe, name)
     if train_config.init_from:

@@ -210,3 +210,8 @@ def test_training_loads_no_bench_and_of_verify_what_its_check_needs(tmp_path: Pa
     assert "tapeless.verify.first_batch" in loaded
     assert [name for name in loaded if name.startswith(("tapeless.bench", "tapeless.cli", "tapeless.tasks"))] == []
     assert {name.removeprefix("tapeless.verify") for name in loaded if name.startswith("tapeless.verify")} <= FIRST_BATCH
+
+
+def test_settings_of_the_model_too(tmp_path: Path):
+    result = tapeless.train("tiny", out_dir=tmp_path / "run", display=None, num_layers=1, corpus="markov", max_steps=1)
+    assert result.model.config.num_layers == 1

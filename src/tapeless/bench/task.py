@@ -9,6 +9,7 @@ from torch import Tensor
 
 from tapeless.config import DEFAULT_BLOCKS, KINDS, AnyModelConfig, ModelConfig, TrainConfig, nearest, require
 from tapeless.errors import ConfigError
+from tapeless.plugins import LOADED, load_plugin
 
 OURS, REPEATABLE, FLOOR = "ours", "deterministic", "floor"
 OUR_OWN = (OURS, REPEATABLE)  # the trainer's step, in both of its forms
@@ -88,10 +89,12 @@ class Task:
 
     def as_json(self) -> dict[str, Any]:
         kind = next(name for name, cls in KINDS.items() if isinstance(self.model, cls))
-        return {**asdict(self), "kind": kind}
+        return {**asdict(self), "kind": kind, "plugins": list(LOADED)}
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> "Task":
+        for path in data["plugins"]:
+            load_plugin(path)
         model, train = KINDS[data["kind"]](**data["model"]), TrainConfig(**data["train"])
         return Task(data["contender"], model, train, data["new_tokens"])
 

@@ -70,6 +70,16 @@ def build_parser() -> Parser:
     return parser
 
 
+def load_plugins(argv: list[str] | None) -> None:
+    """Before the other arguments are parsed, since a plugin may register values for them (`--optimizer NAME`)."""
+    parser = Parser(add_help=False)
+    parser.add_argument("--plugin", action="append", default=[])
+    for path in parser.parse_known_args(argv)[0].plugin:
+        from tapeless.plugins import load_plugin  # loads torch
+
+        load_plugin(path)
+
+
 def main(argv: list[str] | None = None) -> int:
     # A waiting OpenMP thread spins before it sleeps, and on a busy machine it slows the thread it waits for. With a shorter
     # spin (GNU's OpenMP reads it when torch is loaded) a step takes 35 ms instead of 36 on two free cores, 260 instead of 800
@@ -80,12 +90,9 @@ def main(argv: list[str] | None = None) -> int:
         raise_gc_threshold()
     args = argparse.Namespace(debug="--debug" in (sys.argv[1:] if argv is None else argv))
     try:
+        load_plugins(argv)
         build_parser().parse_args(argv, args)
         logging.basicConfig(level=logging.INFO if args.verbose else logging.WARNING, format="%(message)s")
-        for plugin in getattr(args, "plugin", ()):
-            from tapeless.plugins import load_plugin
-
-            load_plugin(plugin)
         return args.run(args)
     except TapelessError as error:
         if args.debug:

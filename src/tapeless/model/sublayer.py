@@ -101,11 +101,9 @@ class Sublayer(ABC):
     def __init__(self, config: ModelConfig, name: str, settings: Mapping[str, Any]):
         """config: of the model. name: where it is in the model, such as blocks.3.attn. settings: of this layer."""
         for key, value in settings.items():
-            if key not in (*self.overridable, *self.options):
-                valid = (*self.overridable, *self.options)
-                raise ConfigError(
-                    f"blocks: {self.kind} has no setting {key!r}; {nearest(key, valid) if valid else 'it has none'}"
-                )
+            if key not in (valid := (*self.overridable, *self.options)):
+                hint = nearest(key, valid) if valid else "it has no settings"
+                raise ConfigError(f"blocks: {self.kind} has no setting {key!r}; {hint}")
             if key in self.options and type(value) is not type(self.options[key]):
                 raise ConfigError(f"blocks: {self.kind}({key}={value}): expected {type(self.options[key]).__name__}")
         self.name, self.config = name, replace(config, **{k: v for k, v in settings.items() if k in self.overridable})

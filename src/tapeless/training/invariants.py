@@ -81,7 +81,7 @@ class _Observer:
     """Checks each observed call of an op."""
 
     def __init__(self, model: Transformer, targets: Tensor, found: list[Checked]):
-        self.config, self.targets, self.found = model.config, targets, found
+        self.model, self.config, self.targets, self.found = model, model.config, targets, found
         self.bound = IDENTITY[model.dtype]
         self.sums: dict[int, tuple[Any, Tensor]] = {}  # by id of what a norm saved: that, and its input s
 
@@ -107,7 +107,7 @@ class _Observer:
             self._add("sum of dw over V = 0", seen.layer, dw.sum(0).norm() / dw.norm(dim=1).sum().clamp_min(1e-300), self.bound)
 
     def _rotation(self, seen: OpCall) -> None:
-        c, qkv = self.config, wide(seen.inputs[0])  # (B, T, (H+2G)*D)
+        c, qkv = self.model.sublayer(seen.layer).config, wide(seen.inputs[0])  # (B, T, (H+2G)*D)
         width, keys = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
         q, k, v = qkv.split([width, keys, keys], -1)
         if not c.qk_norm:

@@ -133,7 +133,8 @@ def resume_config(run: RunDir, overrides: Mapping[str, Any]) -> tuple[RunConfig,
     of_train = {name: value for name, value in overrides.items() if name not in of_model}
     model = replace(before.model, **of_model)
     train = resolve_dtype(checked("train", {**set_fields(before.train), **of_train}, "--override"))
-    now = RunConfig(model, train, {**before.data, **fingerprints(run.path)}, required_plugins(model))
+    plugins = required_plugins(model) if changed_plugins(model, before.plugins, run.path) else before.plugins
+    now = RunConfig(model, train, {**before.data, **fingerprints(run.path)}, plugins)
     if (train.dataset_path, train.corpus) != (before.train.dataset_path, before.train.corpus):  # moved: is it the same text?
         hashes = source_hashes(run.path, train)
         old, new = (replace(c, data={**c.data, "source_sha256": x}) for c, x in zip((before, now), hashes, strict=True))

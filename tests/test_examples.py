@@ -41,3 +41,8 @@ def test_simple_lm(tmp_path: Path):
 def test_all_examples_are_tested():
     text = Path(__file__).read_text()
     assert all(f'"{path.name}"' in text for path in EXAMPLES.glob("*.py"))
+
+
+def test_gated_token_shift(tmp_path: Path):
+    """It registers a sublayer and prints nothing; what it computes: tests/test_plugins.py."""
+    assert output("gated_token_shift.py", tmp_path) == ""

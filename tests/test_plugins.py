@@ -16,11 +16,11 @@ from tapeless.config import Lora, ModelConfig, TrainConfig
 from tapeless.errors import ConfigError
 from tapeless.model import sublayer as registry
 from tapeless.model.trained import plain
-from tapeless.plugins import changed_plugins, load_plugin, require_plugins, required_plugins
+from tapeless.plugins import LOADED, changed_plugins, load_plugin, require_plugins, required_plugins
 from tapeless.runner import resume, train
 from tapeless.training.loading import load
 from tapeless.verify.fixtures import ModelCase, build, shrunk
-from tapeless.verify.model_levels import by_recompute, check_model
+from tapeless.verify.model_judges import by_recompute, check_model
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "gated_token_shift.py"
 PATTERN = "shift(width=10)+ffn/attn+ffn"
@@ -41,6 +41,7 @@ def no_plugins_before_and_after(monkeypatch: pytest.MonkeyPatch) -> Iterator[Non
 
 
 def unload() -> None:
+    LOADED.clear()
     for name in [name for name in sys.modules if name.startswith("tapeless_plugin_")]:
         del sys.modules[name]
 

@@ -58,13 +58,13 @@ def test_they_are_readable_too(source: str, tmp_path: Path, capsys: pytest.Captu
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["data", "prepare", "{source}", "--out", "{folder}"], "is there already and not empty"),
+        (["data", "prepare", "{source}", "--out", "{folder}"], "already exists and is not empty"),
         (["data", "prepare", "{source}", "--out", "{folder}/new", "--processes", "0"], "--processes must be at least 1"),
         (["data", "prepare", "{source}", "--out", "{folder}/new"], "no field `text`, got body"),
         (["data", "sample", "{folder}"], "no prepared data here"),
         (["data", "sample", "{source}"], "no prepared data here"),
         (["data", "sample", "{folder}", "--count", "0"], "must be at least 1"),
-        (["tokenizer", "train", "{source}", "--out", "{source}"], "is there already"),
+        (["tokenizer", "train", "{source}", "--out", "{source}"], "already exists"),
         (["tokenizer", "train", "{folder}/nowhere", "--out", "{folder}/t.json"], "no such file or folder"),
         (["tokenizer", "info", "{folder}/nowhere"], "no such tokenizer"),
     ],

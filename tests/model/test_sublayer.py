@@ -69,7 +69,7 @@ def test_layers_that_differ(recompute: str, placement: str, ops: str):
         ("attn(num_heads)", "cannot read"),
         ("attn(heads=2)+ffn", "attn has no setting 'heads'; did you mean 'num_heads'"),
         ("attn+ffn(num_heads=2)", "ffn has no setting 'num_heads'"),
-        ("attn(num_heads=3)+ffn", "num_heads"),
+        ("attn(num_heads=0)+ffn", "num_heads must be at least 1"),
         ("attn(ffn=relu)", "no setting 'ffn'"),
         ("", "cannot read"),
     ],

@@ -1,6 +1,6 @@
 """What `tapeless data info`, `tapeless data sample` and `tapeless tokenizer info` print, as plain values.
 
-Tested by: tests/data/test_info.py."""
+Tested by: tests/data/test_data_info.py."""
 
 import itertools
 from collections.abc import Iterable

@@ -28,11 +28,11 @@ def saved_bytes(config: ModelConfig, batch_size: int, seq_len: int, recompute: s
         recompute=recompute,
         initialized=False,
     )
-    tokens = torch.empty(batch_size, seq_len, dtype=torch.int64, device="meta")
-    model.forward(tokens, tokens, num_targets=1, check=False)
-    saved = model._saved
-    assert saved is not None
-    found = list(named_bytes(saved._replace(inputs=()), "", {tokens.untyped_storage()._cdata}))
+    tokens = torch.empty(1, seq_len, dtype=torch.int64, device="meta")
+    n, saved = model._trunk(tokens, model._context(None), keep=True)
+    _, head = model.ops.linear_cross_entropy.forward(n, tokens, n[0, :1], num_targets=1)  # saves the same for any vocabulary
+    one_row = named_bytes(saved._replace(head=head), "", {tokens.untyped_storage()._cdata})
+    found = [(name, batch_size * size) for name, size in one_row]
     for i, block in enumerate(model.blocks):  # blocks.0.branches.1.sublayer.up -> blocks.0.ffn.up
         for j, sublayer in enumerate(block.sublayers):
             for part, name in (("sublayer", sublayer.name), ("norm", f"{sublayer.name}_norm")):

@@ -2,7 +2,7 @@
 
 Training applies them for its own duration and restores what was set before. A loaded model applies its number of threads
 around each of its calls.
-Tested by: tests/train/test_process.py."""
+Tested by: tests/train/test_process_settings.py."""
 
 import inspect
 import os

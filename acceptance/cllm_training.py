@@ -86,7 +86,7 @@ claims.check(
 )
 claims.check(
     "the first loss",
-    bound=f"ln 611 = {math.log(V):.2f}, give or take 0.25",
+    bound=f"ln 611 = {math.log(V):.2f} ± 0.25",
     measured=f"{losses[0]:.3f}",
     ok=abs(losses[0] - math.log(V)) < 0.25,
 )

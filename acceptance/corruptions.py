@@ -40,7 +40,7 @@ with scratch() as folder:
         found += [f"case {number}, {case.words}: {'; '.join(wrong)}"] if wrong else []
         shutil.rmtree(copy)
     claims.check(
-        f"{CASES:,} damaged checkpoints: found, named, refused or passed over, left as they are, never a traceback",
+        f"{CASES:,} damaged checkpoints: detected, named, refused or skipped, left unchanged, never a traceback",
         bound=f"{CASES} of {CASES}",
         measured=harness.verdict(found, CASES),
         ok=not found,
@@ -55,7 +55,7 @@ with scratch() as folder:
             found.append(f"case {number}, {case.words}: exit status {said.status}: {said.words}")
         shutil.rmtree(run.path)
     claims.check(
-        f"{RESUMED} more, through `train resume`: a warning, and the end of the run that was let be",
+        f"{RESUMED} more, through `train resume`: a warning, and the final state of the uninterrupted run",
         bound=f"{RESUMED} of {RESUMED}",
         measured=harness.verdict(found, RESUMED),
         ok=not found,

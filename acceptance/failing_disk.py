@@ -38,14 +38,15 @@ with scratch() as folder:
     for name, number in WAYS.items():
         problems = all_of(name, number, lasting=False)
         claims.check(
-            f"each of {len(points)} calls of a run fails once by {name}: checkpoints whole, no traceback, the same end",
+            f"each of {len(points)} calls of a run fails once with {name}: checkpoints intact, no traceback, same final state",
             bound=f"{len(chosen)} of {len(chosen)}",
             measured=f"{harness.verdict(problems, len(chosen))}, {len(chosen) - ended[name]} without ending the run",
             ok=not problems,
         )
     problems = all_of("a full disk", errno.ENOSPC, lasting=True)
     claims.check(
-        f"the disk is full from any of the {len(points)} calls on: checkpoints whole, no traceback, a resume to the same end",
+        f"the disk is full from any of the {len(points)} calls on: checkpoints intact, no traceback, resume to the same final "
+        "state",
         bound=f"{len(chosen)} of {len(chosen)}",
         measured=harness.verdict(problems, len(chosen)),
         ok=not problems,

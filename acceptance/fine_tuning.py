@@ -71,8 +71,8 @@ def runs(claims: Claims, folder: Path) -> None:
     merged, tokens = tapeless.load(adapted.path), torch.arange(256).view(8, 32)
     error = distance(merged.logits(tokens), model.logits(tokens)).largest
     moved = distance(tapeless.load(base).logits(tokens), model.logits(tokens)).largest
-    claims.check("the merged model's logits are the unmerged one's", bound=MERGED, measured=f"{error:.1e}", ok=error < MERGED)
-    claims.check("and the adapters have moved them", bound="> 0.01", measured=f"{moved:.2f}", ok=moved > 0.01)
+    claims.check("the merged model's logits equal the unmerged one's", bound=MERGED, measured=f"{error:.1e}", ok=error < MERGED)
+    claims.check("and the adapters have changed them", bound="> 0.01", measured=f"{moved:.2f}", ok=moved > 0.01)
 
     frozen = RunDir(folder / "frozen")
     train(frozen, *usual, "--freeze", "embed*,blocks.0.*", "--lr", 1e-3)
@@ -80,9 +80,9 @@ def runs(claims: Claims, folder: Path) -> None:
     still = {name for name in before if before[name].equal(after[name])}
     wanted = {name for name in before if name.startswith(("embed", "blocks.0."))}
     claims.check(
-        "frozen parameters bit for bit as they were, all others not", bound=len(wanted), measured=len(still), ok=still == wanted
+        "frozen parameters bit-identical, all others changed", bound=len(wanted), measured=len(still), ok=still == wanted
     )
-    claims.check("prompt tokens are no targets", **prompts(open_prepared(adapted.path)))
+    claims.check("prompt tokens are not targets", **prompts(open_prepared(adapted.path)))
 
 
 def prompts(data: Any) -> dict[str, Any]:
@@ -131,14 +131,12 @@ def beside(claims: Claims, found: dict[str, dict[str, Any]]) -> None:
         for key, what, unit in (("milliseconds", "a step with adapters", "ms"), ("peak_bytes", "memory with adapters", "MiB")):
             scale = 2**20 if unit == "MiB" else 1
             told = f"{lora[key] / scale:.1f} to {other[key] / scale:.1f} {unit}"
-            claims.check(f"{what}, beside {name}", bound="less", measured=told, ok=lora[key] < other[key])
+            claims.check(f"{what}, vs. {name}", bound="less", measured=told, ok=lora[key] < other[key])
     if PEFT:
         pairs = zip(lora["losses"], found["peft"]["losses"], strict=True)
         apart = max(abs(ours - theirs) for ours, theirs in pairs)
         steps = len(lora["losses"])
-        claims.check(
-            f"losses of {steps} steps, beside peft", bound=SAME_LOSSES, measured=f"{apart:.1e}", ok=apart < SAME_LOSSES
-        )
+        claims.check(f"losses of {steps} steps, vs. peft", bound=SAME_LOSSES, measured=f"{apart:.1e}", ok=apart < SAME_LOSSES)
     else:
         print("skip  peft: TAPELESS_PEFT_PYTHON names no interpreter that has it", flush=True)
 

@@ -120,7 +120,7 @@ with scratch() as folder:
         }
         table[name] = off
         claims.check(
-            f"{name} in llama.cpp: largest difference of a logit by their spread, in {', '.join(BOUNDS)}",
+            f"{name} in llama.cpp: largest logit difference relative to the logits' spread, in {', '.join(BOUNDS)}",
             bound=", ".join(f"{bound:.0e}" for bound in bounds.values()),
             measured=", ".join(f"{distance:.1e}" for distance in off.values()),
             ok=all(off[dtype] < bound for dtype, bound in bounds.items()),

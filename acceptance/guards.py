@@ -155,13 +155,13 @@ def spike_claims(claims: Claims, folder: Path) -> None:
             equal.append(code == 0 and same)
     losses = ", ".join(f"{event['spike']:.1f} over a limit of {event['limit']:.1f}" for event in spikes)
     claims.check(
-        "two stretches of noise in a text of verses: updates skipped, each counted and logged",
+        "two spans of noise in a text: updates skipped, each counted and logged",
         bound="1 to 6 of them",
         measured=f"{len(spikes)}: {losses}",
         ok=1 <= len(spikes) <= 6 and [event["skipped"] for event in spikes] == list(range(1, len(spikes) + 1)),
     )
     claims.check(
-        "resumed from the checkpoints before and behind each spike: the same bits, the same lines",
+        "resumed from the checkpoints before and after each spike: the same bits, the same lines",
         bound="all of them",
         measured=f"{sum(equal)} of {len(equal)}",
         ok=bool(equal) and all(equal),
@@ -233,7 +233,7 @@ def cost_claims(claims: Claims, folder: Path) -> None:
             ok=own < COST * step,
         )
         claims.check(
-            f"the identities on {preset}, beside a step: {1e3 * look:.1f} ms; with --check-invariants-every 100",
+            f"the identities on {preset}, in addition to a step: {1e3 * look:.1f} ms; with --check-invariants-every 100",
             bound="under 5 % of the run",
             measured=f"{look / step:.2f} %",
             ok=look < 5 * step,

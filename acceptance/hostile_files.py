@@ -68,7 +68,7 @@ for first in range(0, mutations, BATCH):
 claims = Claims("hostile_files")
 judged = sum(found.values())
 claims.check(
-    f"{mutations:,} mutated directories: a model, or an error of ours in one line",
+    f"{mutations:,} mutated directories: a model, or a one-line tapeless error",
     bound=f"{mutations:,}",
     measured=f"{judged:,}: {dict(sorted(found.items()))}" + "".join(f"; {text}" for text in defects[:5]),
     ok=judged == mutations,

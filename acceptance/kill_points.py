@@ -15,7 +15,7 @@ with scratch() as folder:
             problems.append(f"{killed.moment}: {killed.problem}")
             print(f"      {problems[-1]}", flush=True)
     claims.check(
-        f"kills -9 before and after each of {len(moments) - 1} calls that write, sync, rename or delete: the same end",
+        f"kills -9 before and after each of {len(moments) - 1} calls that write, sync, rename or delete: the same final state",
         bound=f"{len(moments)} of {len(moments)}",
         measured=f"{len(moments) - len(problems)} of {len(moments)}",
         ok=not problems,

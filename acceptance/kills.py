@@ -34,8 +34,8 @@ with scratch() as folder:
     expected, killed = killed_runs(folder, FLAGS, KILLS, draw)
     equal = sum(run.equal for run in killed)
     claims.check(
-        f"{KILLS} kills -9 at random moments: model, optimizer and state hash equal to the unbroken run's, no line of the "
-        "metrics lost or doubled",
+        f"{KILLS} kills -9 at random moments: model, optimizer and state hash equal to the uninterrupted run's, no "
+        "metrics line lost or duplicated",
         bound=f"{KILLS} of {KILLS}",
         measured=f"{equal} of {KILLS}",
         ok=equal == KILLS,

@@ -12,8 +12,18 @@ WRITERS, READERS = 6, 3
 claims = Claims("one_writer")
 with scratch() as folder:
     for what, act, count, words in (
-        ("writers", writers, WRITERS, f"{WRITERS} resumes of a run at once: one goes on, {WRITERS - 1} are refused by name"),
-        ("readers", readers, READERS, f"{READERS} readers of a run that saves and deletes at every step: always whole weights"),
+        (
+            "writers",
+            writers,
+            WRITERS,
+            f"{WRITERS} resumes of a run at once: one continues, {WRITERS - 1} are refused with an error",
+        ),
+        (
+            "readers",
+            readers,
+            READERS,
+            f"{READERS} readers of a run that saves and deletes at every step: always complete weights",
+        ),
     ):
         problems = []
         for n in range(ROUNDS):

@@ -1,4 +1,4 @@
-"""The tables of docs/performance.md, from bench/results/*.json. A part that was not measured has no lines."""
+"""The tables of docs/performance.md, from bench/results/*.json. A part that was not measured is left out."""
 
 import json
 import sys
@@ -13,7 +13,7 @@ sys.path.append(str(Path(__file__).resolve().parent.parent / "bench"))
 from suite import CUDA, CURVE, GENERATION, RESULTS, SCALING, TRAINING
 
 WIDTH = 128
-PEERS = ("eager", "compile")  # the ones to beat; transformers is shown beside them
+PEERS = ("eager", "compile")  # the baselines; transformers is shown for information
 
 
 def results(parts: Sequence[str]) -> Iterator[dict[str, Any]]:
@@ -30,7 +30,7 @@ def markdown(rows: Sequence[Sequence[str]]) -> str:
 
 
 def best(result: dict[str, Any], ours: str | None = None, peer: str | None = None) -> dict[str, Any]:
-    """Ours at its fastest against the peer that is hardest to beat; each of one dtype where it is named."""
+    """The fastest dtype of ours against the fastest baseline; each restricted to one dtype if given."""
     pairs = [pair for pair in result["ratios"] if pair["peer"].split()[0] in PEERS]
     pairs = [pair for pair in pairs if ours in (None, pair["ours"].split()[1]) and peer in (None, pair["peer"].split()[1])]
     names = {pair["ours"] for pair in pairs}
@@ -39,7 +39,7 @@ def best(result: dict[str, Any], ours: str | None = None, peer: str | None = Non
 
 
 def milliseconds(result: dict[str, Any], pair: dict[str, Any], side: str) -> str:
-    """Of one side of a pair, in the group that it was compared in."""
+    """The median time of one side of a pair, in the group in which they were compared."""
     wanted = [*pair[side].split(), pair["group"]]
     row = next(row for row in result["contenders"] if [row["contender"], row["dtype"], row["group"]] == wanted)
     return f"{1e3 * row['median_s']:.4g}"
@@ -52,20 +52,20 @@ def measured_where(result: dict[str, Any]) -> str:
 
 
 def overview() -> str:
-    """One line a model: the best of ours against the best peer, and like for like in float32."""
-    head = ("model", "tokens", "best peer", "ms", "ours", "ms", "ratio", "memory ratio", "ratio in float32")
+    """One line per model: the fastest dtype of ours against the best baseline, and float32 against float32."""
+    head = ("model", "tokens", "best baseline", "ms", "tapeless", "ms", "speedup", "memory ratio", "float32 speedup")
     rows, last = [head], None
     for last in results(list(TRAINING)):
         pair, alike = best(last), best(last, "float32", "float32")
         name, tokens = f"`{last['name']}`", f"{last['batch_size']}x{last['seq_len']}"
-        times = [cell for side in ("peer", "ours") for cell in (pair[side], milliseconds(last, pair, side))]
+        times = [pair["peer"], milliseconds(last, pair, "peer"), pair["ours"].split()[1], milliseconds(last, pair, "ours")]
         ratio = f"**{pair['ratio']:.2f}** ({' to '.join(f'{x:.2f}' for x in pair['quartiles'])})"
         rows.append((name, tokens, *times, ratio, f"{pair['memory_ratio']:.2f}", f"{alike['ratio']:.2f}"))
     return markdown(rows) + ("\n" + measured_where(last) if last else "")
 
 
 def comparison(result: dict[str, Any], where: str = "") -> Iterator[str]:
-    """Every contender, where its memory goes, and the floor, each where there is one."""
+    """Every contender, its memory by part, and the floor, if measured."""
     title = f"{result['name']}{where}: {result['parameters']:,} parameters"
     yield f"### {title}, {result['batch_size']}x{result['seq_len']}\n"
     yield markdown(contender_rows(result))
@@ -89,35 +89,36 @@ def gpu() -> str:
 
 def gpu_title(result: dict[str, Any]) -> str:
     tuned = any(row["contender"] == "max-autotune" for row in result["contenders"])
-    return " on a GPU" + (", beside max-autotune" if tuned else "")
+    return " on a GPU" + (", with max-autotune" if tuned else "")
 
 
 def gpu_rows(compared: list[dict[str, Any]]) -> list[tuple[str, ...]]:
-    """A line for each measurement and dtype of ours, against its best peer in bfloat16."""
-    rows = [("model", "tokens", "ours", "ms", "best peer", "ms", "ratio", "memory ratio", "of reserved")]
+    """A line for each measurement and dtype of ours, against its best bfloat16 baseline."""
+    rows = [("model", "tokens", "tapeless", "ms", "best baseline", "ms", "speedup", "memory ratio", "reserved ratio")]
     for result in compared:
         for pair in (verdict for verdict in result["verdicts"] if verdict["among"] == "all"):
             name, tokens = f"`{result['name']}`", f"{result['batch_size']}x{result['seq_len']}"
-            times = [cell for side in ("ours", "peer") for cell in (pair[side], milliseconds(result, pair, side))]
+            dtype = pair["ours"].split()[1]
+            times = [dtype, milliseconds(result, pair, "ours"), pair["peer"], milliseconds(result, pair, "peer")]
             reserved = f"{pair['reserved_ratio']:.2f}" if pair.get("reserved_ratio") else ""
             rows.append((name, tokens, *times, f"**{pair['ratio']:.2f}**", f"{pair['memory_ratio']:.2f}", reserved))
     return rows
 
 
 def kernels() -> str:
-    """Where a step on a GPU goes, in each dtype."""
+    """Time of a GPU step by kernel, in each dtype."""
     blocks = []
     for result in results(list(CUDA)):
         for profile in result.get("profiles", ()):
             blocks.append(
-                f"`{result['name']}` in {profile['dtype']}; a copy reaches {profile['copy_bytes_per_s'] / 1e12:.2f} TB/s:\n"
+                f"`{result['name']}` in {profile['dtype']}; copy bandwidth {profile['copy_bytes_per_s'] / 1e12:.2f} TB/s:\n"
             )
             blocks.append(markdown(kernel_rows(profile)))
     return "\n".join(blocks)
 
 
 def curve() -> str:
-    """fp8 beside bfloat16: the mean loss of every hundred steps, and the validation loss."""
+    """fp8 vs. bfloat16: the mean loss of every hundred steps, and the validation loss."""
     blocks = []
     for result in results([CURVE]):
         rows = [("steps", "bfloat16", "fp8", "difference")]

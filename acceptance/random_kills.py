@@ -19,8 +19,8 @@ with scratch() as folder:
         print(f"      {run.kind}: {run.kills} kills, {'equal' if run.equal else 'DIFFERENT'}", flush=True)
     kills, equal = sum(run.kills for run in ended), sum(run.equal for run in ended)
     claims.check(
-        f"{KILLS} kills -9 at random moments over {len(ended)} runs ({', '.join(KINDS)}): every final hash that of the "
-        "unbroken run, every line of the metrics once",
+        f"{KILLS} kills -9 at random moments over {len(ended)} runs ({', '.join(KINDS)}): every final hash equal to that of "
+        "the uninterrupted run, every metrics line once",
         bound=f"{KILLS} kills, {len(ended)} of {len(ended)} equal",
         measured=f"{kills} kills, {equal} of {len(ended)} equal",
         ok=kills == KILLS and equal == len(ended),

@@ -73,7 +73,7 @@ def check_size(claims: Claims, folder: Path, like: RunDir) -> None:
     seconds, size = cpu_seconds() - before, run.report.stat().st_size
     claims.check(f"the report of {LONG:,} steps", bound=f"under {BYTES:,} bytes", measured=f"{size:,} bytes", ok=size < BYTES)
     claims.check(
-        "the time of the processor to write it, start of Python and reading of metrics.jsonl included",
+        "the CPU time to write it, start of Python and reading of metrics.jsonl included",
         bound=f"under {SECONDS} s",
         measured=f"{seconds:.1f} s",
         ok=done.code == 0 and seconds < SECONDS,
@@ -113,7 +113,7 @@ def check_cost(claims: Claims, folder: Path) -> dict[str, float]:
     told = median_seconds(lambda: [page.history.add(event) for _ in range(100)]) / 100
     share = (watch / config.layer_stats_every + told) / step + SHARE
     claims.check(
-        f"looks at the layers of tiny (8 x 128 in one thread, a step of {1e3 * step:.1f} ms), {1e3 * watch:.2f} ms every "
+        f"layer statistics of tiny (8 x 128 in one thread, a step of {1e3 * step:.1f} ms), {1e3 * watch:.2f} ms every "
         f"{config.layer_stats_every} steps, {1e6 * told:.0f} µs a step for the page's numbers, and at most {100 * SHARE:g} % "
         "of the time for writing it",
         bound=f"under {100 * COST:g} % of the time",
@@ -153,7 +153,7 @@ def check_bits(claims: Claims, folder: Path) -> None:
         )
         hashes.append(file_sha256(run.checkpoints / "step-00000060" / "model.safetensors"))
     claims.check(
-        "weights after 60 steps, every one looked at and reported, and none",
+        "weights after 60 steps, with layer statistics and report at every step, and without",
         bound="equal bytes",
         measured="equal" if hashes[0] == hashes[1] else "different",
         ok=hashes[0] == hashes[1],

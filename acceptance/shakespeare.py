@@ -35,7 +35,7 @@ with scratch() as folder:
         ok=preset["val_loss"] <= NANOGPT_LOSS,
     )
     claims.check(
-        "its time in all, start, data, evaluations and samples included",
+        "its total time, start, data, evaluations and samples included",
         bound=f"under a quarter of nanoGPT's {NANOGPT_SECONDS} s",
         measured=f"{done.seconds:.0f} s at load {load}",
         ok=done.seconds < NANOGPT_SECONDS / 4,

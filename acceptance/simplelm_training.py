@@ -27,7 +27,7 @@ with scratch() as folder:
         said = tapeless("generate", run.path, "--prompt", prompt, "--max-tokens", 60, "--temperature", 0.7)
         samples[prompt] = said.output
         claims.check(
-            f"a text that begins with {prompt!r}",
+            f"generation from the prompt {prompt!r}",
             bound="exit 0, the prompt continued",
             measured=repr(said.output[:50]),
             ok=said.code == 0 and said.output.startswith(prompt) and len(said.output) > len(prompt) + 30,

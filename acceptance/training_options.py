@@ -23,7 +23,7 @@ with scratch() as folder:
     _, killed = killed_runs(folder, FLAGS, KILLS, random.Random(SEED))
     equal = sum(run.equal for run in killed)
     claims.check(
-        f"{KILLS} kills -9 of a run with Muon and an average of its weights: hashes and lines as those of the unbroken run",
+        f"{KILLS} kills -9 of a run with Muon and averaged weights: hashes and metrics lines equal to the uninterrupted run's",
         bound=f"{KILLS} of {KILLS}",
         measured=f"{equal} of {KILLS}",
         ok=equal == KILLS,
@@ -53,8 +53,8 @@ with scratch() as folder:
         codes.append(done.code)
     same = fingerprint(run) == fingerprint(unbroken) and lines(run, "step", "eval") == lines(unbroken, "step", "eval")
     claims.check(
-        f"--max-time {LIMIT:g}s: {len(codes)} processes to the end, each stopped one saved, said and exit 75; the bytes of the "
-        "run without a limit, the learning rates among its lines",
+        f"--max-time {LIMIT:g}s: {len(codes)} processes until done, each stopped one saves, logs it and exits with 75; "
+        "same bytes and learning rates as without a limit",
         bound="2 processes and more, equal",
         measured=f"exit 75 {codes.count(75)} times, then {codes[-1]}, {'equal' if same else 'DIFFERENT'}",
         ok=len(codes) > 1 and set(codes[:-1]) == {75} and codes[-1] == 0 and all(saved) and same,

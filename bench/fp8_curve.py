@@ -1,4 +1,4 @@
-"""fp8 beside bfloat16: the same model on the same batches for a thousand steps, on this Python's own sources.
+"""fp8 vs. bfloat16: the same model on the same batches for a thousand steps, on this Python's own sources.
 
 python bench/fp8_curve.py       on a machine with a GPU that multiplies in fp8: two minutes
 

@@ -1,10 +1,10 @@
-"""Measure what docs/performance.md publishes, each part into results/PART.json; then acceptance/tables.py fills the page.
+"""Measure the results in docs/performance.md, each part into results/PART.json; acceptance/tables.py then fills the page.
 
-python bench/run.py [PART …]        those named; without a name the CPU's, half an hour on two quiet cores, or on a machine with
-                                    a GPU the GPU's, most of an hour, a third of it the compiling of max-autotune
+python bench/run.py [PART …]        the named parts; by default all CPU parts (half an hour on two idle cores), or on a machine
+                                    with a GPU all GPU parts (most of an hour, a third of it compiling max-autotune)
 
-A part is a call of `tapeless bench`; what it prints is what the page is made of. On a machine that does something else
-besides, it says so above its table: measure again, since contenders do not suffer alike."""
+A part is one call of `tapeless bench`; the page is generated from its JSON. If other processes kept the machine busy, a warning
+is printed with the table: measure again, since other load does not slow all contenders equally."""
 
 import shlex
 import subprocess
@@ -16,7 +16,7 @@ from suite import CPU, CUDA, PARTS, RESULTS
 
 
 def measure(part: str) -> bool:
-    """Whether all went well: contenders that did not compute the same are a failure, and nothing is published of them."""
+    """Whether it succeeded. Contenders whose losses disagree are a failure, and their results are not written."""
     print(f"\n== {part}", flush=True)
     start, file = time.monotonic(), RESULTS / f"{part}.json"
     fresh = file.with_suffix(".new")

@@ -163,6 +163,6 @@ def matrix(results: Sequence[MutantResult], fine: Mapping[str, bool | None]) -> 
         "",
         f"{killed} of {len(results)} killed, {share_killed_twice(results):.0%} by two or more levels.",
         f"**{sum(verdicts)} of {len(verdicts)} mutants still train fine**: the loss ends at most {TRAINS_FINE - 1:.0%} above",
-        "that of the healthy code, and who only watches the loss sees nothing.",
+        "that of the correct code, so the loss curve does not reveal them.",
     ]
     return "\n".join(lines) + "\n"

@@ -53,7 +53,7 @@ def settings(**values: object) -> list[str]:
 
 CLLM = settings(model__num_layers=2, model__hidden_dim=128, model__num_heads=4, model__intermediate_dim=512)
 LOSSES = settings(model__ffn="geglu", model__z_loss=1e-3, model__label_smoothing=0.1, model__logit_softcap=30.0)
-CARE = settings(train__ema_decay=0.9, train__document_attention="true", train__paranoid=50)
+CARE = settings(train__ema_decay=0.9, train__document_attention="true")
 RUNS: dict[str, list[Any]] = {
     "llama": ["--preset", "llama-tiny"],
     "gpt2, dropout": ["--config", CONFIG],

@@ -57,8 +57,7 @@ def joint_and_apart(case: OpCase, dtype: torch.dtype) -> tuple[list[Tensor], lis
     return [x for x in flat[0] if x is not None], [x for x in flat[1] if x is not None]
 
 
-@pytest.mark.parametrize("accumulate", [True, False], ids=["accumulate", "overwrite"])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("dtype", "accumulate"), [("float32", True), ("bfloat16", False)])
 @pytest.mark.parametrize("name", SETS)
 @pytest.mark.filterwarnings("ignore::RuntimeWarning", "ignore::DeprecationWarning")  # numpy, in the interpreter
 def test_bits_of_the_joint_backward(name: str, dtype: str, accumulate: bool):

@@ -150,7 +150,7 @@ def shortened(command: list[str]) -> list[str]:
         return [*command, *FEW_STEPS, *([] if "--init-from" in command else ["--num-layers", "1"])]
     if (
         command[0] == "estimate" and "--no-calibrate" not in command
-    ):  # measuring takes seconds: tests/estimate/test_calibrate.py
+    ):  # tests/estimate/test_calibrate.py measures
         return [*command, "--no-calibrate"]
     return [re.sub(r"^max_steps=\d+$", "max_steps=9", word) for word in command]
 

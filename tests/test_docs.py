@@ -148,9 +148,7 @@ def shortened(command: list[str]) -> list[str]:
     """The same command, done in a second: few steps, of a shallow model."""
     if command[:2] == ["train", "new"]:
         return [*command, *FEW_STEPS, *([] if "--init-from" in command else ["--num-layers", "1"])]
-    if (
-        command[0] == "estimate" and "--no-calibrate" not in command
-    ):  # tests/estimate/test_calibrate.py measures
+    if command[0] == "estimate" and "--no-calibrate" not in command:  # tests/estimate/test_calibrate.py measures
         return [*command, "--no-calibrate"]
     return [re.sub(r"^max_steps=\d+$", "max_steps=9", word) for word in command]
 

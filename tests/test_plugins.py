@@ -87,6 +87,28 @@ def test_a_file_that_fails_is_named_and_can_be_repaired(tmp_path: Path, source: 
     assert "shift" in registry._KINDS
 
 
+def test_a_file_that_fails_leaves_no_kind_behind(tmp_path: Path):
+    file, other = tmp_path / "mine.py", tmp_path / "other.py"
+    file.write_text(EXAMPLE.read_text() + "1 / 0\n")
+    with pytest.raises(ConfigError, match="ZeroDivisionError"):
+        load_plugin(file)
+    assert "shift" not in registry._KINDS
+    other.write_text("")
+    load_plugin(other)
+    shutil.copy(EXAMPLE, file)
+    load_plugin(file)
+    assert list(required_plugins(SMALL)) == ["shift"]
+
+
+@pytest.mark.parametrize(("kind", "blocks"), [("attn2", "attn+attn+attn2"), ("attn_norm", "attn+attn_norm")])
+def test_no_two_parameters_have_one_name(tmp_path: Path, kind: str, blocks: str):
+    file = tmp_path / "mine.py"
+    file.write_text(EXAMPLE.read_text().replace('"shift"', f'"{kind}"').replace('"m"', '"w"'))
+    load_plugin(file)
+    with pytest.raises(ConfigError, match=rf"two parameters are named blocks\.0\.{kind}"):
+        build(case()._replace(config=replace(SMALL, blocks=blocks)))
+
+
 def test_not_python(tmp_path: Path):
     (tmp_path / "mine.txt").write_text("")
     with pytest.raises(ConfigError, match=r"not a Python file; expected a name that ends in \.py"):
@@ -123,6 +145,16 @@ def test_an_unknown_option():
         build(case()._replace(config=replace(SMALL, blocks="shift(depth=3)+ffn")))
 
 
+def test_an_option_of_type_float_takes_an_integer(tmp_path: Path):
+    class Scaled(registry.sublayer_class("ffn")):  # type: ignore[misc]
+        kind, options = "scaled", {"scale": 1.0, "count": 1}
+
+    scaled = Scaled(SMALL, "blocks.0.scaled", {"scale": 2})
+    assert type(scaled.options["scale"]) is float
+    with pytest.raises(ConfigError, match=r"scaled\(count=2.0\): expected int"):
+        Scaled(SMALL, "blocks.0.scaled", {"count": 2.0})
+
+
 def test_what_a_model_requires():
     load_plugin(EXAMPLE)
     assert required_plugins(SMALL) == {"shift": RECORD}
@@ -136,6 +168,8 @@ def test_a_plugin_that_is_not_loaded():
         "runs/mine needs the plugin gated_token_shift.py, which defines the sublayer 'shift' and is not loaded; "
         f"pass --plugin FILE, or import it before; its {RECORD.split()[1]}"
     )
+    with pytest.raises(ConfigError, match=r"needs the plugin my own\.py, which"):
+        require_plugins({"shift": "my own.py sha256:0"}, Path("runs/mine"))
     load_plugin(EXAMPLE)
     require_plugins({"shift": RECORD}, Path("runs/mine"))
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from tapeless.config import AnyModelConfig, ModelConfig
 from tapeless.errors import ConfigError
+from tapeless.model import sublayer as registry
 from tapeless.model.block import sublayer_class  # which registers the built-in kinds
 
 LOADED: dict[str, str] = {}  # path of a file -> its module
@@ -31,11 +32,12 @@ def load_plugin(path: str | Path) -> None:
     if spec is None or spec.loader is None:
         raise ConfigError(f"plugin {path}: not a Python file; expected a name that ends in .py")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
+    sys.modules[name], kinds = module, dict(registry._KINDS)
     try:
         spec.loader.exec_module(module)
     except Exception as error:
         del sys.modules[name]
+        registry._KINDS = kinds  # nothing of it stays, so that it can be repaired and loaded
         raise (
             error if isinstance(error, ConfigError) else ConfigError(f"plugin {path}: {type(error).__name__}: {error}")
         ) from error
@@ -62,10 +64,10 @@ def require_plugins(recorded: Mapping[str, str], run: Path) -> None:
         try:
             sublayer_class(kind)
         except ConfigError:
-            name = file.split()[0]
+            name, _, digest = file.rpartition(" ")
             raise ConfigError(
                 f"{run} needs the plugin {name}, which defines the sublayer {kind!r} and is not loaded; pass --plugin FILE, "
-                f"or import it before; its {file.split()[-1]}"
+                f"or import it before; its {digest}"
             ) from None
 
 
@@ -75,5 +77,5 @@ def changed_plugins(config: AnyModelConfig, recorded: Mapping[str, str], run: Pa
     return [
         f"{run} was trained with another version of its plugin: {file} then, {now[kind]} now; results may differ"
         for kind, file in recorded.items()
-        if kind in now and now[kind].split()[-1] != file.split()[-1]
+        if kind in now and now[kind].rpartition(" ")[2] != file.rpartition(" ")[2]
     ]

@@ -15,7 +15,7 @@ from pathlib import Path
 from threading import current_thread, main_thread
 from typing import Any
 
-from tapeless.config import KINDS, AnyModelConfig, ModelConfig, Recipe, SimpleLMConfig, TrainConfig, preset_recipe, read_recipe
+from tapeless.config import KINDS, AnyModelConfig, Recipe, TrainConfig, preset_recipe, read_recipe
 from tapeless.data.prepare import Dataset, open_prepared
 from tapeless.errors import ConfigError, GradientError, TapelessError
 from tapeless.estimate.disk import disk_of
@@ -148,8 +148,8 @@ def _recipe(config: Config) -> tuple[str, Recipe]:
         return str(config), read_recipe(Path(config))
     if isinstance(config, str):
         return config, preset_recipe(config)
-    model, train = config if isinstance(config, tuple) else (config, None)
-    if not isinstance(model, ModelConfig | SimpleLMConfig) or not isinstance(train, TrainConfig | None):
+    model, train = config if isinstance(config, tuple) and len(config) == 2 else (config, None)
+    if type(model) not in KINDS.values() or not isinstance(train, TrainConfig | None):
         raise ConfigError(
             f"config is a {type(config).__name__}; expected a preset's name, a TOML file, a ModelConfig, or a pair of "
             "ModelConfig and TrainConfig"

@@ -12,6 +12,7 @@ from tapeless.errors import ConfigError
 
 DEFAULT_BLOCKS = "attn+ffn"
 _SUBLAYER = re.compile(r"([A-Za-z_]\w*)(?:\(([^()]*)\))?")
+_PLUS = re.compile(r"\+(?![^(]*\))")  # not the one inside the parentheses of attn(rope_theta=1e+6)
 _SETTING = re.compile(r"\s*(\w+)\s*=\s*([\w.+-]+)\s*")
 
 Pattern = list[list[tuple[str, dict[str, Any]]]]  # of each layer its sublayers, (kind, settings)
@@ -19,7 +20,7 @@ Pattern = list[list[tuple[str, dict[str, Any]]]]  # of each layer its sublayers,
 
 def parse_blocks(text: str) -> Pattern:
     """The layers of one period."""
-    return [[_sublayer(part.strip(), text) for part in layer.split("+")] for layer in text.split("/")]
+    return [[_sublayer(part.strip(), text) for part in _PLUS.split(layer)] for layer in text.split("/")]
 
 
 def _sublayer(part: str, text: str) -> tuple[str, dict[str, Any]]:
@@ -27,7 +28,10 @@ def _sublayer(part: str, text: str) -> tuple[str, dict[str, Any]]:
     settings = [_SETTING.fullmatch(setting) for setting in (found[2].split(",") if found and found[2] else ())]
     if found is None or None in settings:
         raise ConfigError(f"blocks: cannot read {part!r} in {text!r}; expected a pattern such as attn+ffn")
-    return found[1], {setting[1]: _value(setting[2]) for setting in settings if setting}
+    values = {setting[1]: _value(setting[2]) for setting in settings if setting}
+    if len(values) < len(settings):
+        raise ConfigError(f"blocks: {part!r} in {text!r} has a setting twice; leave one out")
+    return found[1], values
 
 
 def _value(text: str) -> Any:

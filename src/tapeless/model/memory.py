@@ -53,6 +53,9 @@ def named_bytes(saved: Any, name: str, counted: set[int]) -> Iterator[tuple[str,
         if saved.untyped_storage()._cdata not in counted:
             counted.add(saved.untyped_storage()._cdata)
             yield name, saved.nbytes
-    elif isinstance(saved, tuple | list):
-        for key, part in zip(getattr(saved, "_fields", range(len(saved))), saved, strict=True):
+    elif isinstance(saved, tuple | list | dict):
+        parts = (
+            saved.items() if isinstance(saved, dict) else zip(getattr(saved, "_fields", range(len(saved))), saved, strict=True)
+        )
+        for key, part in parts:
             yield from named_bytes(part, f"{name}.{key}" if name else str(key), counted)

@@ -48,7 +48,11 @@ class FlatLayout:
     """The position of each parameter in the flat buffer."""
 
     def __init__(self, specs: Iterable[ParamSpec]):
-        self.specs = {spec.name: spec for spec in specs}
+        self.specs: dict[str, ParamSpec] = {}
+        for spec in specs:
+            if spec.name in self.specs:
+                raise ConfigError(f"two parameters are named {spec.name}; rename one, or the kind of its sublayer")
+            self.specs[spec.name] = spec
         self.spans: dict[str, tuple[int, int]] = {}  # name -> (offset, numel)
         end = 0
         for spec in self.specs.values():

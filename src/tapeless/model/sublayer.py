@@ -100,6 +100,8 @@ class Sublayer(ABC):
 
     def __init__(self, config: ModelConfig, name: str, settings: Mapping[str, Any]):
         """config: of the model. name: where it is in the model, such as blocks.3.attn. settings: of this layer."""
+        floats = {key for key, value in self.options.items() if type(value) is float}
+        settings = {k: float(v) if k in floats and type(v) is int else v for k, v in settings.items()}
         for key, value in settings.items():
             if key not in (valid := (*self.overridable, *self.options)):
                 hint = nearest(key, valid) if valid else "it has no settings"

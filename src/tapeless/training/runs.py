@@ -280,7 +280,8 @@ def inference_model(
     Changes no setting of the process."""
     device = usable_device(device or default_device())
     stored = "float64" if any(w.dtype == torch.float64 for w in params.values()) else "float32"
-    resolved = resolve_dtype(checked("train", {"dtype": dtype or stored, "device": device}, "load"))
+    given = {"dtype": dtype or stored, "device": device, "ops": ops or "auto", "threads": threads}
+    resolved = resolve_dtype(checked("train", {key: value for key, value in given.items() if value is not None}, "load"))
     options: dict[str, Any] = {"seed": seed, "device": device, "dtype": resolved.dtype, "initialized": False}
     model = build_model(config, **options, **({} if isinstance(config, SimpleLMConfig) else {"ops": ops or "auto"}))
     restore(model.params, params, source)

@@ -28,7 +28,7 @@ with scratch() as folder:
     def all_of(name: str, number: int, *, lasting: bool) -> list[str]:
         problems = []
         for point in chosen:
-            found = survive(run, expected, point.number, number, lasting=lasting)
+            found = survive(run, expected, point, number, lasting=lasting)
             if found.point != point or found.problems:
                 problems.append(f"{name} at {point}: {'; '.join(found.problems) or 'never came'}")
             ended[name] = ended.get(name, 0) + (found.status != 0)

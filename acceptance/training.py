@@ -66,8 +66,9 @@ def of_kind(run: RunDir, kind: str) -> list[dict[str, Any]]:
 
 
 def lines(run: RunDir, *kinds: str) -> list[dict[str, Any]]:
-    """metrics.jsonl without what the clock says."""
-    found = (event for event in read_metrics(run.metrics) if event["event"] in kinds)
+    """metrics.jsonl without what the clock says, by step and kind: the line of a checkpoint comes when it is written."""
+    found = [event for event in read_metrics(run.metrics) if event["event"] in kinds]
+    found.sort(key=lambda event: (event["step"], kinds.index(event["event"])))
     return [{key: value for key, value in event.items() if key not in TIMES} for event in found]
 
 

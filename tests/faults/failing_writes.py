@@ -1,4 +1,4 @@
-"""The n-th call that changes a run's folder fails, once or from then on; and what must be so afterwards."""
+"""One call that changes a run's folder fails, once or from then on; and what must be so afterwards."""
 
 import os
 from collections.abc import Callable
@@ -27,21 +27,21 @@ def points_of(run: RunDir) -> list[Point]:
     return points
 
 
-def fail_at(n: int, errno: int, *, lasting: bool) -> tuple[Callable[[Point], None], list[Point]]:
+def fail_at(where: Point, errno: int, *, lasting: bool) -> tuple[Callable[[Point], None], list[Point]]:
     failed: list[Point] = []
 
     def act(point: Point) -> None:
-        if point.number == n or (lasting and point.number > n):
+        if point == where or (lasting and failed):
             failed.append(point)
             raise OSError(errno, os.strerror(errno))
 
     return act, failed
 
 
-def survive(run: RunDir, expected: RunDir, n: int, errno: int, *, lasting: bool) -> Failure:
+def survive(run: RunDir, expected: RunDir, where: Point, errno: int, *, lasting: bool) -> Failure:
     """Run into the failure, look at what is left, go on when the disk is well again. expected: the same run without any
     failure, all its checkpoints kept."""
-    act, failed = fail_at(n, errno, lasting=lasting)
+    act, failed = fail_at(where, errno, lasting=lasting)
     with watched(run.path, act):
         said = new(run)
     problems = spoken_problems(said, errno) + left_problems(run, expected)

@@ -1,6 +1,7 @@
 """Kills -9: at random moments, and at every point of a run at which it changes its folder. Run as a program of its own, since
 it forks:    python tests/faults/killing.py random 5        python tests/faults/killing.py points 20"""
 
+import json
 import os
 import random
 import sys
@@ -76,30 +77,30 @@ def kills_at_points(folder: Path, at_most: int) -> Iterator[Killed]:
     expected = RunDir(folder / "expected")
     listing = folder / "points"
     Child(lambda: traced(expected, listing)).wait()
-    moments = [*(f"before {line}" for line in listing.read_text().splitlines()), "after the last call"]
+    points = [Point(*fields) for fields in json.loads(listing.read_text())]
     end = outcome(expected, LINES)
-    for number in range(0, len(moments), max(1, len(moments) // at_most)):
+    for number, point in enumerate([*points[:: max(1, len(points) // at_most)], None]):
         run = RunDir(folder / f"killed-{number}")
-        status = Child(lambda run=run, number=number: die_at(run, number)).wait()
-        problem = "" if status == (0 if number == len(moments) - 1 else KILLED) else f"exit status {status}, never came there"
+        status = Child(lambda run=run, point=point: die_at(run, point)).wait()
+        problem = "" if status == (0 if point is None else KILLED) else f"exit status {status}, never came there"
         if not problem and (status := Child(lambda run=run: restore_trainer(run).status).wait()):
             problem = f"going on ended with {status}"
         if not problem and outcome(run, LINES) != end:
             problem = "another end"
-        yield Killed(moments[number], problem)
+        yield Killed("after the last call" if point is None else f"before {point}", problem)
 
 
 def traced(run: RunDir, listing: Path) -> int:
     points: list[Point] = []
     with watched(run.path, points.append):
         status = new(run).status
-    listing.write_text("".join(f"{point}\n" for point in points))
+    listing.write_text(json.dumps(points))
     return status
 
 
-def die_at(run: RunDir, number: int) -> int:
+def die_at(run: RunDir, where: Point | None) -> int:
     def act(point: Point) -> None:
-        if point.number == number:
+        if point == where:
             os.kill(os.getpid(), 9)
 
     with watched(run.path, act):

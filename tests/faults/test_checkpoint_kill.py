@@ -130,12 +130,12 @@ def test_a_full_disk_is_an_error_and_leaves_the_checkpoint_before(tmp_path: Path
     with watched(tmp_path / "counted", points.append):
         save_at(tmp_path / "counted", 20)
     failures = []
-    for n in range(len(points)):
+    for n, failing in enumerate(points):
         folder = tmp_path / str(n)
         save_at(folder, 10)
 
-        def full(point: Point, n: int = n) -> None:
-            if point.number == n:
+        def full(point: Point, failing: Point = failing) -> None:
+            if point == failing:
                 raise OSError(errno.ENOSPC, "No space left on device")
 
         step = 20

@@ -47,28 +47,28 @@ def test_the_points_are_all_there(points: list[Point]):
     assert {"write samples/.tmp-step-00000003.txt", "replace checkpoints/.tmp-best"} <= seen
 
 
-def drawn(points: list[Point], count: int) -> list[int]:
-    return random.Random(len(points)).sample(range(len(points)), count)
+def drawn(points: list[Point], count: int) -> list[Point]:
+    return random.Random(len(points)).sample(sorted(points), count)
 
 
 def test_one_failing_call(tmp_path: Path, expected: RunDir, points: list[Point]):
     """A few of them; acceptance/failing_writes.py has every one of them fail in every way."""
     statuses = set()
-    for n in drawn(points, 12):
-        found = survive(RunDir(tmp_path / f"run-{n}"), expected, n, ERRORS[n % 3], lasting=False)
+    for n, point in enumerate(drawn(points, 12)):
+        found = survive(RunDir(tmp_path / f"run-{n}"), expected, point, ERRORS[n % 3], lasting=False)
         assert found.problems == [], found.point
         statuses.add(found.status)
     assert 0 in statuses
 
 
 def test_a_disk_that_stays_full(tmp_path: Path, expected: RunDir, points: list[Point]):
-    for n in drawn(points, 6):
-        found = survive(RunDir(tmp_path / f"run-{n}"), expected, n, errno.ENOSPC, lasting=True)
+    for n, point in enumerate(drawn(points, 6)):
+        found = survive(RunDir(tmp_path / f"run-{n}"), expected, point, errno.ENOSPC, lasting=True)
         assert found.problems == [], found.point
 
 
-def first(points: list[Point], text: str) -> int:
-    return next(point.number for point in points if str(point) == text)
+def first(points: list[Point], text: str) -> Point:
+    return next(point for point in points if str(point) == text)
 
 
 @pytest.mark.parametrize(
@@ -91,8 +91,8 @@ def first(points: list[Point], text: str) -> int:
     ],
 )
 def test_what_ends_a_run_and_what_does_not(call: str, status: int, tmp_path: Path, expected: RunDir, points: list[Point]):
-    found = survive(RunDir(tmp_path / "run"), expected, first(points, call), errno.EIO, lasting=False)
-    assert found == (points[first(points, call)], status, [])
+    point = first(points, call)
+    assert survive(RunDir(tmp_path / "run"), expected, point, errno.EIO, lasting=False) == (point, status, [])
 
 
 def test_a_log_that_fails_for_a_while_has_every_line_in_the_end(tmp_path: Path):

@@ -3,11 +3,14 @@
 with watched(folder, act):        act(point) before each; what it raises, the call raises
     …
 A write is two points, before it and half-way through it, since the operating system may take a part and refuse the rest.
-What is before a call is also after the one in front of it. Only Python's own calls are seen; the product makes no others."""
+What is before a call is also after the one in front of it. Only Python's own calls are seen; the product makes no others.
+A point is known by its call, its name and how often they came before: two threads write, in an order that varies."""
 
 import builtins
 import io
 import os
+import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,9 +21,9 @@ WRITABLE = set("wax+")
 
 
 class Point(NamedTuple):
-    number: int
     call: str
     name: str  # of the file or folder, process ids left out
+    earlier: int  # equal calls before it
 
     def __str__(self) -> str:
         return f"{self.call} {self.name}"
@@ -28,13 +31,15 @@ class Point(NamedTuple):
 
 @contextmanager
 def watched(folder: Path, act: Callable[[Point], None]) -> Iterator[None]:
-    count = 0
+    counts: Counter[tuple[str, str]] = Counter()
+    counting = threading.Lock()
 
     def announce(call: str, path: str) -> None:
-        nonlocal count
         if Path(path).is_relative_to(folder):
-            point = Point(count, call, plain_name(path, folder))
-            count += 1
+            known = call, plain_name(path, folder)
+            with counting:
+                point = Point(*known, counts[known])
+                counts[known] += 1
             act(point)
 
     originals = {name: getattr(os, name) for name in CALLS} | {"open": builtins.open, "io.open": io.open}

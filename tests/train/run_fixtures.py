@@ -3,14 +3,18 @@
 import json
 import random
 import shutil
+import threading
 from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tapeless.config import AnyModelConfig, ModelConfig, TrainConfig
 from tapeless.data.files import file_sha256
 from tapeless.data.prepare import Dataset, open_prepared, prepare
+from tapeless.training.checkpoint_writer import CheckpointWriter, Outcome
 from tapeless.training.metrics_log import read_metrics
 from tapeless.training.run_config import read_run_config
 from tapeless.training.run_dir import RunDir
@@ -78,8 +82,9 @@ def play(
 def events(
     run: RunDir, kinds: Collection[str] = ("step", "layer_stats", "eval", "sample", "checkpoint")
 ) -> list[dict[str, Any]]:
-    """metrics.jsonl without what the clock says."""
+    """metrics.jsonl without what the clock says, by step and kind: the line of a checkpoint comes when it is written."""
     found = [event for event in read_metrics(run.metrics) if event["event"] in kinds]
+    found.sort(key=lambda event: (event["step"], list(kinds).index(event["event"])))
     return [{key: value for key, value in event.items() if key not in TIMES} for event in found]
 
 
@@ -89,6 +94,25 @@ def final_bytes(run: RunDir) -> dict[str, str]:
     files = [latest / name for name in ("model.safetensors", "optim.safetensors", "state.json")]
     files += [run.checkpoints / "latest", run.checkpoints / "best", *sorted(run.samples.iterdir())]
     return {file.name: file_sha256(file) for file in files}
+
+
+def played_with_copies(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> list[RunDir]:
+    """Train a run to its end; what a kill after each of its events would leave. A copy is taken before or after a checkpoint is
+    written, not meanwhile: tests/faults kills there."""
+    copies: list[RunDir] = []
+    writing, write = threading.Lock(), CheckpointWriter._write
+
+    def locked(*args: Any) -> Outcome:
+        with writing:
+            return write(*args)
+
+    def copy(event: dict[str, Any]) -> None:
+        with writing:
+            copies.append(copy_of(run, f"killed-{len(copies)}"))
+
+    monkeypatch.setattr(CheckpointWriter, "_write", locked)
+    play(run, on_event=copy)
+    return copies
 
 
 def copy_of(run: RunDir, name: str) -> RunDir:

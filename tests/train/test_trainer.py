@@ -16,6 +16,7 @@ from tapeless.model.build import build_model
 from tapeless.optim.schedule import learning_rate
 from tapeless.training import trainer as module
 from tapeless.training.checkpoint import checkpoints, load_checkpoint, pointed
+from tapeless.training.checkpoint_writer import CheckpointWriter
 from tapeless.training.evaluate import Evaluation
 from tapeless.training.metrics_log import read_metrics
 from tapeless.training.plan import DEFAULT_STEPS
@@ -38,24 +39,29 @@ def test_events_and_their_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     run = begin_run(tmp_path / "run", config(max_steps=5, save_every=3, eval_every=2, sample_every=3, layer_stats_every=2))
     ending, _ = play(run)
     assert ending == "done"
-    assert [(event["event"], event["step"]) for event in read_metrics(run.metrics)] == [
+    logged = [(event["event"], event["step"]) for event in read_metrics(run.metrics)]
+    assert [line for line in logged if line[0] != "checkpoint"] == [
         ("step", 1),
         ("layer_stats", 1),  # the first step is always looked at
         ("step", 2),
         ("layer_stats", 2),  # before the checkpoint, so that a resume has no need to look again
-        ("checkpoint", 2),  # the best so far
         ("eval", 2),
+        ("time_spent", 2),
         ("step", 3),
-        ("checkpoint", 3),
         ("sample", 3),
         ("step", 4),
         ("layer_stats", 4),
         ("eval", 4),  # not the best, and not due to be saved
+        ("time_spent", 4),
         ("step", 5),
-        ("checkpoint", 5),  # the last step is always saved, evaluated and sampled
         ("eval", 5),
+        ("time_spent", 5),
         ("sample", 5),
+        ("time_spent", 5),  # with the last save
     ]
+    # The best so far, one that is due, and the last step, which is always saved. Each line comes once it is on disk.
+    assert [line for line in logged if line[0] == "checkpoint"] == [("checkpoint", 2), ("checkpoint", 3), ("checkpoint", 5)]
+    assert all(logged.index(("checkpoint", step)) > logged.index(("step", step)) for step in (2, 3, 5))
     assert [event["best"] for event in events(run, ["eval"])] == [4.0, 4.0, 3.0]
 
 
@@ -68,6 +74,7 @@ def test_every_event_says_what_the_contract_lists(tmp_path: Path):
     assert of["eval"] == shared | {"val_loss", "perplexity", "bits_per_byte", "floor", "best"}
     assert of["sample"] == shared | {"text"}
     assert of["checkpoint"] == shared | {"path"}
+    assert of["time_spent"] == shared | {"seconds"}
 
 
 def test_a_checkpoint_is_on_the_disk_before_an_evaluation_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -285,8 +292,9 @@ def test_tokens_per_second_count_the_loading_of_a_batch_but_no_pause(tmp_path: P
     monkeypatch.setattr("tapeless.training.trainer.time.perf_counter", lambda: clock[0])
     for name, seconds in (("next_batch", 0.25), ("_computed", 0.5)):
         slowed(Trainer, name, seconds)
-    for name, seconds in (("evaluate", 100.0), ("generate", 30.0), ("save_checkpoint", 7.0)):
+    for name, seconds in (("evaluate", 100.0), ("generate", 30.0)):
         slowed(sys.modules[Trainer.__module__], name, seconds)
+    slowed(CheckpointWriter, "save", 7.0)
     told: list[dict[str, Any]] = []
     trainer = Trainer(
         build_model(MODEL),
@@ -299,3 +307,7 @@ def test_tokens_per_second_count_the_loading_of_a_batch_but_no_pause(tmp_path: P
     steps = [event for event in told if event["event"] == "step"]
     assert [event["step_seconds"] for event in steps] == [0.5] * 6
     assert [event["tokens_per_second"] for event in steps] == [16 / 0.75] * 6
+    spent = next(event["seconds"] for event in reversed(told) if event["event"] == "time_spent")
+    expected = {"data": 1.5, "step": 3.0, "evaluation": 300.0, "samples": 60.0, "checkpoints": 42.0}
+    assert {name: spent[name] for name in expected} == expected
+    assert sum(spent.values()) == sum(expected.values())

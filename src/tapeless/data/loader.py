@@ -13,6 +13,7 @@ Tested by: tests/data/test_loader.py, tests/data/test_instructions.py."""
 
 import math
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -34,12 +35,22 @@ class _Epochs:
         self.num_windows, self.batch_size, self.seed = num_windows, batch_size, seed
         self._orders: dict[int, np.ndarray] = {}
 
+    def windows(self, first_sample: int, count: int) -> list[tuple[int, np.ndarray]]:
+        """The windows of consecutive samples, by epoch."""
+        parts, sample, end = [], first_sample, first_sample + count
+        while sample < end:
+            epoch, place = divmod(sample, self.num_windows)
+            found = self.order(epoch)[place : place + end - sample]
+            parts.append((epoch, found))
+            sample += len(found)
+        return parts
+
     def epoch_of(self, sample: int) -> int:
         return sample // self.num_windows
 
     def order(self, epoch: int) -> np.ndarray:  # (W,)
         if epoch not in self._orders:
-            previous = {e: order for e, order in self._orders.items() if e == epoch - 1}  # a batch spans two epochs at most
+            previous = {e: order for e, order in self._orders.items() if e == epoch - 1}  # a batch may span two epochs
             self._orders = previous | {epoch: permutation(key(self.seed, "order", epoch), self.num_windows)}
         return self._orders[epoch]
 
@@ -56,19 +67,19 @@ class Loader(_Epochs):
         require_window(len(tokens), seq_len, "training")
         super().__init__(max(1, (len(tokens) - seq_len) // seq_len), batch_size, seed)
         self.tokens, self.seq_len, self.starts = as_plain(tokens), seq_len, starts
+        self.offset = lru_cache(maxsize=2)(self._offset)
 
-    def offset(self, epoch: int) -> int:
+    def _offset(self, epoch: int) -> int:
         room = min(self.seq_len, len(self.tokens) - self.num_windows * self.seq_len)  # below T with fewer than 2 T tokens
         return int(draws(key(self.seed, "offset", epoch), 0, 1)[0] % np.uint64(room))
 
-    def start(self, sample: int) -> int:
-        """Where sample k of the run begins."""
-        epoch, place = divmod(sample, self.num_windows)
-        return self.offset(epoch) + self.seq_len * int(self.order(epoch)[place])
+    def begins(self, first_sample: int, count: int) -> np.ndarray:  # (count,) int64
+        """Where consecutive samples of the run begin."""
+        parts = self.windows(first_sample, count)
+        return np.concatenate([self.offset(epoch) + self.seq_len * windows for epoch, windows in parts])
 
     def batch(self, first_sample: int) -> tuple[Tensor, ...]:  # tokens, targets, document_ids if masked (B, T) int64
-        begins = np.array([self.start(first_sample + b) for b in range(self.batch_size)])
-        return windows_at(self.tokens, begins, self.seq_len, self.starts)
+        return windows_at(self.tokens, self.begins(first_sample, self.batch_size), self.seq_len, self.starts)
 
 
 def windows_at(
@@ -80,8 +91,9 @@ def windows_at(
     """A window that extends beyond the last token is padded with targets that no loss counts."""
     positions = begins[:, None] + np.arange(seq_len + 1)  # (N, T + 1)
     ids = tokens[np.minimum(positions, len(tokens) - 1)].astype(np.int64)
-    windows = torch.from_numpy(ids[:, :-1].copy())
-    targets = torch.from_numpy(np.where(positions[:, 1:] < len(tokens), ids[:, 1:], IGNORED))
+    windows, targets = torch.from_numpy(ids[:, :-1].copy()), torch.from_numpy(ids[:, 1:].copy())
+    if begins.max() + seq_len >= len(tokens):
+        targets[torch.from_numpy(positions[:, 1:] >= len(tokens))] = IGNORED
     if starts is None:
         return windows, targets
     document_ids = torch.from_numpy(np.searchsorted(starts, positions, side="right"))  # (N, T + 1)
@@ -128,8 +140,7 @@ class ExampleLoader(_Epochs):
         self.examples = examples
 
     def batch(self, first_sample: int) -> tuple[Tensor, Tensor]:  # tokens, targets (B, T) int64
-        samples = [divmod(first_sample + b, self.num_windows) for b in range(self.batch_size)]
-        return self.examples.rows(np.array([self.order(epoch)[place] for epoch, place in samples]))
+        return self.examples.rows(np.concatenate([windows for _, windows in self.windows(first_sample, self.batch_size)]))
 
 
 class ValidationSet:

@@ -164,6 +164,8 @@ class ParamStore:
 
     def raise_if_non_finite(self) -> None:
         """Raise with the name of the first parameter that holds NaN or infinity, if any."""
+        if torch.isfinite(self.flat.sum()):  # one pass; if finite numbers overflow it, the search below finds nothing
+            return
         for name, w in self.params.items():
             bad = (~torch.isfinite(w)).nonzero()
             if len(bad):

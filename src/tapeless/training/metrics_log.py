@@ -1,9 +1,9 @@
 """metrics.jsonl: one event a line, each step exactly once, also after a kill and a resume.
 
 Each line is written to the operating system at once, so a killed process loses at most an incomplete last line; sync() before a
-checkpoint makes sure that the events up to it are on disk. A line that cannot be written is buffered and tried again with the
-next one: a full disk neither ends the training nor leaves a gap in the log. JSON has no NaN and no infinity: they are the
-strings "NaN", "Infinity" and "-Infinity", which float() reads.
+checkpoint, in the thread that writes it, makes sure that the events up to it are on disk. A line that cannot be written is
+buffered and tried again with the next one: a full disk neither ends the training nor leaves a gap in the log. JSON has no NaN
+and no infinity: they are the strings "NaN", "Infinity" and "-Infinity", which float() reads.
 Tested by: tests/train/test_metrics_log.py."""
 
 import json
@@ -65,6 +65,7 @@ class MetricsLog:
         self.path, self.on_warning = path, on_warning
         self._pending = bytearray()  # lines that could not be written yet
         self._failing = False
+        self._sync_error: OSError | None = None  # reported with the next line
         self._file = self._open()
 
     def _open(self) -> IO[bytes]:
@@ -76,13 +77,19 @@ class MetricsLog:
         self._try(self._write_pending)
 
     def sync(self) -> None:
-        """Called before a checkpoint. A failure is only a warning: the checkpoint matters more."""
-        self._try(self._write_pending)
-        self._try(lambda: os.fsync(self._file.fileno()))
+        """Called before a checkpoint, from any thread. A failure is only a warning, with the next line: the checkpoint matters
+        more."""
+        try:
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            self._sync_error = error
 
     def _write_pending(self) -> None:
         while self._pending:
             del self._pending[: self._file.write(self._pending)]
+        if self._sync_error is not None:
+            error, self._sync_error = self._sync_error, None
+            raise error
 
     def _try(self, act: Callable[[], None]) -> None:
         """Warn once about a failure, until a write succeeds."""
@@ -139,7 +146,11 @@ class MetricsLog:
 
 def event_line(event: Mapping[str, Any]) -> bytes:
     """One line of the file."""
-    return json.dumps(_finite(event), ensure_ascii=False, allow_nan=False).encode() + NEWLINE
+    try:
+        text = json.dumps(event, ensure_ascii=False, allow_nan=False)
+    except ValueError:  # a number that is not finite; looking for one in every event would take as long as writing it
+        text = json.dumps(_finite(event), ensure_ascii=False, allow_nan=False)
+    return text.encode() + NEWLINE
 
 
 def _finite(value: Any) -> Any:

@@ -6,9 +6,10 @@
 
 The batch, the learning rate, the dropout masks and what is due are functions of the step and of the number of samples before
 it, so a run that is stopped and resumed continues as if it had not been interrupted. After a step the order is save, evaluate,
-sample: the checkpoint is on disk before anything that could fail, and a resume from it evaluates and samples again. A failed
-write during training is a warning, since the weights in memory are worth more than any file: the next save tries again. Only
-the last one must succeed.
+sample: a checkpoint has the state from before the evaluation, so a resume from it evaluates and samples again. Checkpoints are
+written in the background (checkpoint_writer.py); an error in the loop still waits for the one being written. A failed write
+during training is a warning, since the weights in memory are worth more than any file: the next save tries again. Only the last
+one must succeed.
 Tested by: tests/train/test_trainer.py, tests/train/test_resume.py."""
 
 import time
@@ -33,7 +34,8 @@ from tapeless.model.trained import checkpointed
 from tapeless.model.transformer import Transformer
 from tapeless.optim.ema import EMA
 from tapeless.optim.schedule import learning_rate
-from tapeless.training.checkpoint import Checkpoint, point_to, restore, save_checkpoint
+from tapeless.training.checkpoint import Checkpoint, restore
+from tapeless.training.checkpoint_writer import CheckpointWriter
 from tapeless.training.evaluate import Evaluation, evaluate
 from tapeless.training.graph import graphed_step
 from tapeless.training.guard import SpikeGuard
@@ -41,11 +43,14 @@ from tapeless.training.invariants import check_invariants
 from tapeless.training.layer_stats import LayerStats
 from tapeless.training.nonfinite import explained
 from tapeless.training.plan import default_seq_len, total_steps, warmup_steps
-from tapeless.training.rotation import is_new_best, repair_names, rotate
+from tapeless.training.prefetch import Prefetch
+from tapeless.training.rotation import is_new_best, repair_names
 from tapeless.training.run_dir import RunDir
 from tapeless.training.step import StepMetrics, StepResult, ema_of, optimizer_of, train_step
+from tapeless.training.time_spent import TimeSpent
 
-REPEATED = ("checkpoint", "eval", "sample", "guard", "end")  # events that a resume writes again for the step it starts at
+# Events that a resume writes again for the step it starts at.
+REPEATED = ("checkpoint", "eval", "sample", "guard", "time_spent", "end")
 
 Listener = Callable[[dict[str, Any]], None]
 
@@ -73,15 +78,17 @@ class Trainer:
         base: str | None = None,
     ):
         """run: where checkpoints and samples are written; None writes nothing. on_event: called with every event of
-        metrics.jsonl. before_save: called before each checkpoint, to flush the events so far. stopped: polled at every step
+        metrics.jsonl. before_save: called before each checkpoint by the thread that writes it, to sync the events so far to the
+        disk. stopped: polled at every step
         and during evaluation; True saves and ends the run, as does max_time, which counts from here. base: the hash of the
         base weights of adapters, recorded in checkpoints."""
         self.model, self.config, self.data, self.run_dir = model, config, data, run
-        self.on_event, self.before_save, self.base = on_event, before_save, base
+        self.on_event, self.base = on_event, base
         self._stop_requested, self._deadline = stopped, time.monotonic() + seconds(config.max_time)
         self.seq_len: int = config.seq_len or default_seq_len(model.config)
         starts = document_starts(model, data) if config.document_attention else (None, None)
         self.loader = training_batches(data, self.seq_len, config.batch_size * config.grad_accum, config.seed, starts[0])
+        self._batches = Prefetch(self.loader, model.device)
         self.validation = validation_set(data, self.seq_len, config.eval_windows, starts[1])
         self.optimizer = optimizer_of(model, config)
         self.ema = ema_of(model, config)
@@ -96,7 +103,14 @@ class Trainer:
         self.best_step: int | None = None
         self.evals_without_best, self.last_eval = 0, 0  # in a row; the step of the last evaluation
         self.resumed_from: int | None = None
-        self._saved: tuple[int, Path] | None = None  # the last checkpoint: its step and path
+        self._writer: CheckpointWriter | None = None
+        if run is not None:
+            keep = {"keep_last": config.keep_last, "keep_every": config.keep_every}
+            self._writer = CheckpointWriter(run.checkpoints, **keep, before_write=before_save)
+        self._saved_step: int | None = None  # of the last checkpoint, which may still be being written
+        self._state_to_save: dict[str, Any] = {}
+        self._slow_disk = False  # whether it was warned about
+        self.spent = TimeSpent()
         self._last_end: float | None = None  # perf_counter at the end of the last step, moved on by pauses
         self._plan()
 
@@ -111,7 +125,7 @@ class Trainer:
         return learning_rate(step, **rates, total_steps=self.total_steps, warmup_steps=self.warmup_steps)
 
     def next_batch(self) -> tuple[Tensor, ...]:  # tokens, targets (k*B, T) int64, k = grad_accum; document_ids if masked
-        return tuple(part.to(self.model.device) for part in self.loader.batch(self.samples))
+        return self._batches.at(self.samples)
 
     def step(
         self,
@@ -142,10 +156,11 @@ class Trainer:
         return StepMetrics(self.steps, epoch, self.tokens, result.loss, lr, result.grad_norm, now - start, speed)
 
     @contextmanager
-    def _pause(self) -> Iterator[None]:
+    def _pause(self, activity: str) -> Iterator[None]:
         """Around work between steps that tokens per second leaves out: evaluations, checkpoints, samples."""
         busy = None if self._last_end is None else time.perf_counter() - self._last_end
-        yield
+        with self.spent(activity):
+            yield
         if busy is not None:
             self._last_end = time.perf_counter() - busy
 
@@ -177,6 +192,7 @@ class Trainer:
     def run(self) -> str:
         """Train to the end; returns `done`, `early` (no new best for too long) or `stopped` (requested, or out of time)."""
         try:
+            self.spent.restart()
             complete, self._last_end = True, time.perf_counter()
             if self.resumed_from is not None:
                 self._emit("checkpoint", path=f"step-{self.steps:08d}")
@@ -185,19 +201,30 @@ class Trainer:
                 self._take_step()
                 complete = self._after_step()
             self.save()
+            self._emit("time_spent", seconds=self.spent.seconds())
         except (NonFiniteError, InvariantError) as error:
             self._emit("guard", error=str(error))
             raise
+        finally:
+            self._collect_saves(wait=True)
+            if self._writer is not None:
+                self._writer.close()
+            self._batches.close()
         return ending
 
     def _take_step(self) -> None:
         measured = self._layer_stats.due(self.steps + 1)
         if measured:
             self._layer_stats.before()
-        metrics = self.step(*self.next_batch())
-        self._emit("step", **metrics._asdict())
-        if measured:
-            self._emit("layer_stats", **self._layer_stats.after(metrics.grad_norm))
+        with self.spent("data"):
+            batch = self.next_batch()
+        with self.spent("step"):
+            metrics = self.step(*batch)
+        with self.spent("metrics"):
+            self._emit("step", **metrics._asdict())
+            if measured:
+                self._emit("layer_stats", **self._layer_stats.after(metrics.grad_norm))
+            self._collect_saves()
 
     def _ending(self, complete: bool) -> str | None:
         """Why the run ends here, or None. complete: everything due at this step has been done."""
@@ -213,10 +240,12 @@ class Trainer:
             return True
         c, last = self.config, self.steps >= self.total_steps
         if last or self.steps % c.save_every == 0:
-            self._warn_if_write_fails(self.save)
+            self._start_save()
         evaluation_due = last or (c.eval_every and self.steps % c.eval_every == 0)
-        if evaluation_due and self.evaluate() is None:
-            return False
+        if evaluation_due:
+            if self.evaluate() is None:
+                return False
+            self._emit("time_spent", seconds=self.spent.seconds())
         if last or (c.sample_every and self.steps % c.sample_every == 0):
             if self.stopped():
                 return False
@@ -225,7 +254,7 @@ class Trainer:
 
     def evaluate(self) -> Evaluation | None:
         """The loss on the validation windows, and a checkpoint if it is the best; None if a stop interrupted it."""
-        with self._pause():
+        with self._pause("evaluation"):
             evaluated = partial(evaluate, self.model, self.validation, self.data.bytes_per_token, stopped=self.stopped)
             found, average = evaluated(), None
             if found is not None and self.ema is not None:
@@ -234,7 +263,9 @@ class Trainer:
             if found is None or (average is None and self.ema is not None):
                 return None
             if is_new_best(found.val_loss, self.best_val_loss):
-                self._warn_if_write_fails(self._save_best)
+                self._start_save()  # with the state from before this evaluation
+                if self._writer is not None:
+                    self._writer.mark_best(self.steps)
                 self.best_val_loss, self.best_step, self.evals_without_best = found.val_loss, self.steps, 0
             elif self.last_eval != self.steps:  # otherwise the run was resumed here, and it was counted before
                 self.evals_without_best += 1
@@ -242,11 +273,6 @@ class Trainer:
             ema = {} if average is None else {"ema_val_loss": average.val_loss}
             self._emit("eval", **found._asdict(), **ema, floor=self.data.floor, best=self.best_val_loss)
             return found
-
-    def _save_best(self) -> None:
-        path = self.save()  # with the state from before this evaluation
-        if path is not None:
-            point_to(path.parent, "best", path)
 
     def _warn_if_write_fails(self, write: Callable[[], object]) -> None:
         try:
@@ -256,7 +282,7 @@ class Trainer:
 
     def sample(self) -> str:
         """A text that continues the prompt, or the first validation token."""
-        with self._pause():
+        with self._pause("samples"):
             c, tokenizer = self.config, self.data.tokenizer
             prompt = tokenizer.encode(c.sample_prompt) if c.sample_prompt else self.data.beginning()
             sampling, V = Sampling(temperature=c.sample_temperature, seed=c.seed), tokenizer.vocab_size
@@ -272,23 +298,52 @@ class Trainer:
                 file.write(text.encode())
 
     def save(self) -> Path | None:
-        """Write a checkpoint of this step, once. Its state is from before the step's evaluation, so that a resume evaluates
-        again and decides the same. Weights that are not finite are an error and not saved."""
-        if self.run_dir is None:
+        """Write a checkpoint of this step, once, and wait until it is on disk. Its state is from before the step's evaluation,
+        so that a resume evaluates again and decides the same. Weights that are not finite are an error and not saved."""
+        if self.run_dir is None or self._writer is None:
             return None
-        if self._saved is not None and self._saved[0] == self.steps:
-            return self._saved[1]
-        with self._pause():
+        self._collect_saves(wait=True)  # if the one of this step failed, it is written again
+        self._start_save(background=False)
+        if self.best_step == self.steps:
+            self._writer.mark_best(self.steps)
+        self._collect_saves(wait=True, must_succeed=True)
+        return self.run_dir.checkpoints / f"step-{self.steps:08d}"
+
+    def _start_save(self, *, background: bool = True) -> None:
+        if self._writer is None or self._saved_step == self.steps:
+            return
+        with self._pause("checkpoints"):
             self.model.store.raise_if_non_finite()
-            self.before_save()
-            folder, c, resumed = self.run_dir.checkpoints, self.config, self.resumed_from
+            waited = self._writer.wait()
+            if background and waited > 0.1 and not self._slow_disk:
+                self._slow_disk = True
+                self._warn(
+                    f"step {self.steps}: training waited {waited:.1f} s until the checkpoint before was written: the disk is "
+                    "slower than save_every and eval_every allow"
+                )
+            self._collect_saves()  # before the next is on disk, from which a resume would not report the one before
             state = self.optimizer.named_state() | ({} if self.ema is None else {EMA: self.ema.named()})
-            path = save_checkpoint(folder, checkpointed(self.model.params), state, self._state())
-            self._saved = (self.steps, path)
-            self._emit("checkpoint", path=path.name)
-            keep = {"keep_last": c.keep_last, "keep_every": c.keep_every}
-            rotate(folder, **keep, protect=resumed, written=self.steps, on_warning=self._warn)
-            return path
+            tensors = checkpointed(self.model.params), state
+            if self._state_to_save.get("step") != self.steps:  # otherwise a save that failed is repeated
+                self._state_to_save = self._state()
+            self._writer.save(*tensors, self._state_to_save, protect=self.resumed_from, background=background)
+            self._saved_step = self.steps
+
+    def _collect_saves(self, *, wait: bool = False, must_succeed: bool = False) -> None:
+        """Report the checkpoints that were written, and what went wrong."""
+        if self._writer is None:
+            return
+        for outcome in self._writer.outcomes(wait=wait):
+            for text in outcome.warnings:
+                self._warn(text)
+            if outcome.path is not None:
+                self.on_event({"event": "checkpoint", "step": outcome.step, "path": outcome.path.name, "time": time.time()})
+            if outcome.error is not None:
+                if self._saved_step == outcome.step:
+                    self._saved_step = None
+                if must_succeed:
+                    raise outcome.error
+                self._warn(f"{outcome.error}; training continues")
 
     def resume(self, checkpoint: Checkpoint) -> None:
         """Restore weights, optimizer and position from a checkpoint."""
@@ -310,7 +365,7 @@ class Trainer:
         self.skipped = guard.get("skipped", 0)  # older checkpoints have neither
         self.spikes = SpikeGuard(self.config.spike_z, guard.get("losses", ()))
         self.optimizer.t = self.steps - self.skipped
-        self._saved = (self.steps, checkpoint.path)
+        self._saved_step = self.steps
         self._plan()
         self._resume_average(checkpoint)
         if self.run_dir is not None:

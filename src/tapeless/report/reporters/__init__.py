@@ -74,7 +74,7 @@ class ServiceReporter(Reporter):
 
     def event(self, event: Event) -> None:
         self.send(event)
-        self._step = event.get("step", self._step)
+        self._step = max(self._step, event.get("step", self._step))  # a checkpoint's event comes when it is written
         if event["event"] == "checkpoint":
             self._save()
 

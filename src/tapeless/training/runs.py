@@ -238,7 +238,7 @@ def load_weights(run: RunDir, *, which: str = "latest", fallback: bool = True, o
 def select_weights(checkpoint: Checkpoint, weights: str) -> Mapping[str, Tensor]:
     """weights: one of WEIGHTS."""
     if weights not in WEIGHTS:
-        raise ConfigError(f"weights is {weights!r}; {nearest(weights, WEIGHTS)}")
+        raise ConfigError(f"weights is {weights!r}; {nearest(str(weights), WEIGHTS)}")
     if weights == "raw":
         return checkpoint.params
     if EMA not in checkpoint.optim:

@@ -36,7 +36,7 @@ def number() -> str:
     full_size = max(row["full_size"] for row in rows)
     return (
         f"**{worst['worst']:.0e}** is the largest relative error of any of {tensors:,} gradient tensors, those of all\n"
-        f"{len(rows)} presets at fixture widths, by complex step and by an autograd reference in float64; at full size, along\n"
+        f"{len(rows)} presets with small layers, by complex step and by an autograd reference in float64; at full size, along\n"
         f"three directions, it is {full_size:.0e}. One preset: `tapeless gradcheck --preset {worst['preset']}`. All of them:\n"
         "`python acceptance/run.py gradcheck_presets`.\n"
     )

@@ -56,10 +56,19 @@ def required_plugins(model: AnyModelConfig, train: TrainConfig) -> dict[str, str
     for name in sorted(kinds | training_names(train.optimizer, train.report_to)):
         definition = _definition(name)
         if not definition.__module__.startswith("tapeless."):
-            file = inspect.getsourcefile(definition)
-            source = Path(file).read_bytes() if file and Path(file).is_file() else b""
-            found[name] = f"{Path(file or definition.__module__).name} sha256:{hashlib.sha256(source).hexdigest()}"
+            file = _source_file(definition)
+            source = file.read_bytes() if file else b""
+            found[name] = f"{file.name if file else definition.__module__} sha256:{hashlib.sha256(source).hexdigest()}"
     return found
+
+
+def _source_file(definition: Any) -> Path | None:
+    """None for what was defined in a notebook or a prompt."""
+    try:
+        file = Path(inspect.getsourcefile(definition) or "")
+    except TypeError:
+        return None
+    return file if file.is_file() else None
 
 
 def _definition(name: str) -> Any:

@@ -87,7 +87,7 @@ def test_a_dry_capture_references_its_tensors_until_it_owns_too_much(limit: int,
 
         def run() -> None:
             for _ in range(5):
-                x + 1  # noqa: B018  freed at once, but for the capture
+                x + 1  # freed at once, but for the capture
 
         assert memory.peak_of(lambda: dry_set.workspace.capture(run)) == (40_000 * (3 if limit == 2**16 else 6))
         assert memory.live == 40_000

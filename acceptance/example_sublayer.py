@@ -2,6 +2,7 @@
 checks, training, exact resumes, estimates, decoding, reports. Through the commands with --plugin, and by an import."""
 
 import json
+import re
 import shutil
 import signal
 import subprocess
@@ -31,6 +32,7 @@ WITH = ["--plugin", PLUGIN]
 MODEL = ["--blocks", PATTERN, "--num-layers", 2, "--hidden-dim", 64, "--num-heads", 4, "--intermediate-dim", 128]
 DATA = ["--corpus", "markov", "--tokenizer", "char", "--vocab-size", 64, "--max-seq-len", 64, "--batch-size", 16]
 STEPS = ["--max-steps", 300, "--lr", 4e-3, "--eval-every", 100, "--save-every", 50, "--layer-stats-every", 100]
+SHOWN = ["blocks.0.ffn", "blocks.0.shift", "blocks.1.attn", "blocks.1.ffn"]
 LEARNED = 0.9  # of the unigram baseline's loss, at most
 DECODE, MEMORY = 1e-12, 0.10
 SIZES = {"hidden_dim": 256, "num_layers": 4, "max_seq_len": 256}
@@ -70,8 +72,8 @@ def check_run(claims: Claims, folder: Path) -> RunDir:
     expected = f"{PLUGIN.name} sha256:{file_sha256(PLUGIN)}"
     recorded = tomllib.loads(run.config.read_text()).get("plugins")
     claims.check("config.toml records kind, file and hash", bound=expected, measured=recorded, ok=recorded == {KIND: expected})
-    name = "blocks.0.shift"
-    claims.check("the report shows the sublayer", bound=name, measured=name, ok=name in run.report.read_text())
+    shown = sorted(set(re.findall(r"blocks\.\d+\.\w+", run.report.read_text())))
+    claims.check("sublayers that the report shows", bound=SHOWN, measured=shown, ok=shown == SHOWN)
     for words in (["generate", run.path, "--max-tokens", 20, "--seed", 1], ["eval", run.path], ["train", "info", run.path]):
         done = tapeless(*words, *WITH)
         claims.check(f"`{words[0]}` with --plugin", bound="exit status 0", measured=done.code, ok=done.code == 0)
@@ -106,26 +108,49 @@ def check_without(claims: Claims, folder: Path, run: RunDir) -> None:
 
 
 def check_nothing_runs(claims: Claims, folder: Path, run: RunDir) -> None:
-    """A file of the plugin's name inside the run directory stays text, wherever the command is run."""
-    copy, witness = RunDir(folder / "trap"), folder / "executed"
-    shutil.copytree(run.path, copy.path)
-    source = f"open({str(witness)!r}, 'w').close()\n{PLUGIN.read_text()}"
-    for name in (PLUGIN.name, f"{KIND}.py", "sitecustomize.py", "conftest.py"):
-        (copy.path / name).write_text(source)
-    for words in (["generate", copy.path], ["eval", copy.path], ["train", "resume", copy.path], ["train", "info", copy.path]):
-        for where in (HOME, copy.path):
-            subprocess.run(
-                [Path(sys.executable).parent / "tapeless", *map(str, words)],
-                cwd=where,
+    """Files in a run directory that look like its plugin, or like modules that Python or pytest load by themselves, stay text
+    for every command that reads a run, in whichever directory it is started. The commands have the plugin, and so reach the
+    run's end; each trap would leave a file behind."""
+    commands: dict[str, list[object]] = {
+        "generate": ["--max-tokens", 2, *WITH],
+        "eval": WITH,
+        "gradcheck": WITH,
+        "report": [],  # reads no model
+        "train info": WITH,
+        "train resume": ["--override", "max_steps=301", *WITH],
+        "export": ["--to", "hf", "--out", folder / "trap-hf", *WITH],  # status 2: no Hugging Face family has this sublayer
+    }
+    traps = [PLUGIN.name, f"{KIND}.py", "sitecustomize.py", "conftest.py", "tapeless.py", "torch.py", "__init__.py"]
+    witness, executed, failed = folder / "executed", list[str](), list[str]()
+    for name, words in commands.items():
+        for where in ("elsewhere", "inside"):
+            copy = RunDir(folder / f"trap-{name.replace(' ', '-')}-{where}")
+            shutil.copytree(run.path, copy.path)
+            for trap in traps:
+                (copy.path / trap).write_text(f"open({str(witness)!r}, 'w').close()\n{PLUGIN.read_text()}")
+            done = subprocess.run(
+                [Path(sys.executable).parent / "tapeless", *name.split(), copy.path, *map(str, words)],
+                cwd=copy.path if where == "inside" else folder,
                 env=environment(1),
                 capture_output=True,
                 check=False,
             )
+            if done.returncode != (2 if name == "export" else 0):
+                failed.append(f"{name}, {where}: {done.returncode} {done.stderr.decode()[-200:]}")
+            if witness.exists():
+                executed.append(f"{name}, {where}")
+                witness.unlink()
     claims.check(
-        "a file of the plugin's name in the run directory is not executed",
-        bound="not executed",
-        measured="executed" if witness.exists() else "not executed",
-        ok=not witness.exists(),
+        f"{', '.join(commands)}, started elsewhere and in the run directory: exit status 0, of export 2",
+        bound="all",
+        measured=failed or "all",
+        ok=not failed,
+    )
+    claims.check(
+        f"{', '.join(traps)} in the run directory, each with a side effect, during these {2 * len(commands)} commands",
+        bound="none executed",
+        measured=executed or "none executed",
+        ok=not executed,
     )
 
 

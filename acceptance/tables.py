@@ -36,7 +36,7 @@ def number() -> str:
     full_size = max(row["full_size"] for row in rows)
     return (
         f"**{worst['worst']:.0e}** is the largest relative error of any of {tensors:,} gradient tensors, those of all\n"
-        f"{len(rows)} presets at fixture widths, by complex step and by an autograd reference in float64; at full size, along\n"
+        f"{len(rows)} presets with small layers, by complex step and by an autograd reference in float64; at full size, along\n"
         f"three directions, it is {full_size:.0e}. One preset: `tapeless gradcheck --preset {worst['preset']}`. All of them:\n"
         "`python acceptance/run.py gradcheck_presets`.\n"
     )
@@ -142,18 +142,10 @@ REWORDED = {
         "every final hash equal to that of the uninterrupted run, every metrics line once"
     ),
     "rename or delete: the same end": "rename or delete: the same final state",
-    "fails once by ": "fails once with ",
-    "checkpoints whole, no traceback, the same end": "checkpoints intact, no traceback, same final state",
-    "checkpoints whole, no traceback, a resume to the same end": (
-        "checkpoints intact, no traceback, resume to the same final state"
-    ),
     "found, named, refused or passed over, left as they are, never": (
         "detected, named, refused or skipped, left unchanged, never"
     ),
     "and the end of the run that was let be": "and the final state of the uninterrupted run",
-    "one goes on, ": "one continues, ",
-    " are refused by name": " are refused with an error",
-    "always whole weights": "always complete weights",
     "--paranoid": "--check-invariants-every",
     ", beside a step: ": ", in addition to a step: ",
     "two stretches of noise in a text of verses": "two spans of noise in a text",
@@ -175,7 +167,6 @@ REWORDED = {
     " odd models: ": " unusual configurations: ",
     "out and in, bit for bit": "export and import, bit for bit",
     "largest difference of a logit by their spread": "largest logit difference relative to the logits' spread",
-    "an error of ours in one line": "a one-line tapeless error",
     "the time of the processor to write it": "the CPU time to write it",
     "looks at the layers of tiny (": "layer statistics of tiny (",
     "every one looked at and reported, and none": "with layer statistics and report at every step, and without",

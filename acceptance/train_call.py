@@ -17,7 +17,7 @@ from tapeless.training.metrics_log import read_metrics
 from tapeless.training.run_dir import RunDir
 
 PRESET = "llama-tiny"
-KINDS = ("step", "layer_stats", "eval", "sample")  # a run that was stopped has one more checkpoint, and says so
+KINDS = ("step", "layer_stats", "eval", "sample", "checkpoint")
 SETTINGS: dict[str, Any] = {
     "max_steps": 60,
     "batch_size": 8,
@@ -48,9 +48,14 @@ def files(run: RunDir) -> list[str]:
     return sorted(str(path.relative_to(run.path)) for path in run.path.rglob("*") if path.is_file())
 
 
-def equal(run: RunDir, expected: RunDir) -> bool:
-    """Weights, moments and state of the last checkpoint, and every line of metrics.jsonl but clocks."""
-    return fingerprint(run) == fingerprint(expected) and lines(run, *KINDS) == lines(expected, *KINDS)
+def equal(run: RunDir, expected: RunDir, *, stopped_at: int | None = None) -> bool:
+    """Weights, moments and state of the last checkpoint, and every line of metrics.jsonl but clocks. A run that was stopped has
+    exactly one more checkpoint, that of its stop."""
+    found = lines(run, *KINDS)
+    extra = [event for event in found if event["event"] == "checkpoint" and event["step"] == stopped_at]
+    others = [event for event in found if event not in extra]
+    once = len(extra) == (stopped_at is not None)
+    return once and others == lines(expected, *KINDS) and fingerprint(run) == fingerprint(expected)
 
 
 def check_same(claims: Claims, folder: Path, text: Path) -> RunDir:
@@ -109,8 +114,8 @@ def check_stop(claims: Claims, folder: Path, text: Path, expected: RunDir) -> No
     claims.check(
         f"tapeless.resume from there, {len(seen)} events: the unbroken run's bits",
         bound="equal",
-        measured="equal" if equal(run, expected) else "DIFFERENT",
-        ok=equal(run, expected) and result.reason == "done",
+        measured="equal" if equal(run, expected, stopped_at=STOP_AT) else "DIFFERENT",
+        ok=equal(run, expected, stopped_at=STOP_AT) and result.reason == "done",
     )
     again = RunDir(folder / "stopped-again")
     called(text, again.path, stop)
@@ -118,8 +123,8 @@ def check_stop(claims: Claims, folder: Path, text: Path, expected: RunDir) -> No
     claims.check(
         "`train resume` of it: the unbroken run's bits",
         bound="equal",
-        measured="equal" if equal(again, expected) else "DIFFERENT",
-        ok=done.code == 0 and equal(again, expected),
+        measured="equal" if equal(again, expected, stopped_at=STOP_AT) else "DIFFERENT",
+        ok=done.code == 0 and equal(again, expected, stopped_at=STOP_AT),
     )
 
 
@@ -142,7 +147,7 @@ def check_exception(claims: Claims, folder: Path, text: Path, expected: RunDir) 
         ok=latest == f"step-{STOP_AT:08}" and raised == "ZeroDivisionError('of the callback')",
     )
     package.resume(run.path, display=None)
-    same = equal(run, expected)
+    same = equal(run, expected, stopped_at=STOP_AT)
     claims.check("resumed after it: the unbroken run's bits", bound="equal", measured="equal" if same else "DIFFERENT", ok=same)
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tapeless.cli.main import main
-from tapeless.config import Lora, ModelConfig, TrainConfig
+from tapeless.config import OPTIMIZERS, REPORTERS, ROLES, Lora, ModelConfig, TrainConfig
 from tapeless.errors import ConfigError
 from tapeless.model import sublayer as registry
 from tapeless.model.trained import plain
@@ -35,6 +35,8 @@ def no_plugins_before_and_after(monkeypatch: pytest.MonkeyPatch) -> Iterator[Non
     """Each test starts with the built-in kinds alone."""
     builtin = {kind: cls for kind, cls in registry._KINDS.items() if cls.__module__.startswith("tapeless.")}
     monkeypatch.setattr(registry, "_KINDS", builtin)
+    for known in ROLES.values():
+        monkeypatch.setattr(known, "_entries", dict(known._entries))
     unload()
     yield
     unload()
@@ -97,7 +99,7 @@ def test_a_file_that_fails_leaves_no_kind_behind(tmp_path: Path):
     load_plugin(other)
     shutil.copy(EXAMPLE, file)
     load_plugin(file)
-    assert list(required_plugins(SMALL)) == ["shift"]
+    assert list(required_plugins(SMALL, TrainConfig())) == ["shift"]
 
 
 @pytest.mark.parametrize(("kind", "blocks"), [("attn2", "attn+attn+attn2"), ("attn_norm", "attn+attn_norm")])
@@ -157,8 +159,8 @@ def test_an_option_of_type_float_takes_an_integer(tmp_path: Path):
 
 def test_what_a_model_requires():
     load_plugin(EXAMPLE)
-    assert required_plugins(SMALL) == {"shift": RECORD}
-    assert required_plugins(replace(SMALL, blocks="attn+ffn")) == {}
+    assert required_plugins(SMALL, TrainConfig()) == {"shift": RECORD}
+    assert required_plugins(replace(SMALL, blocks="attn+ffn"), TrainConfig()) == {}
 
 
 def test_a_plugin_that_is_not_loaded():
@@ -176,9 +178,74 @@ def test_a_plugin_that_is_not_loaded():
 
 def test_a_plugin_that_changed():
     load_plugin(EXAMPLE)
-    assert changed_plugins(SMALL, {"shift": RECORD}, Path("runs/mine")) == []
-    (warning,) = changed_plugins(SMALL, {"shift": "gated_token_shift.py sha256:0"}, Path("runs/mine"))
-    assert "runs/mine was trained with another version of its plugin: gated_token_shift.py sha256:0 then" in warning
+    now = required_plugins(SMALL, TrainConfig())
+    assert changed_plugins({"shift": RECORD}, now) == []
+    assert changed_plugins({"shift": "another name.py " + RECORD.split()[1]}, now) == []
+    assert changed_plugins({"shift": "gated_token_shift.py sha256:0"}, now) == ["shift"]
+
+
+TRAINING = """
+from tapeless.config import OPTIMIZERS, REPORTERS
+from tapeless.optim.sgd import SGD
+from tapeless.report.reporters import Reporter
+
+class Mine(SGD):
+    pass
+
+class Counts(Reporter):
+    def __init__(self, run):
+        self.path, self.count = run.path / "count", 0
+
+    def event(self, event):
+        event.clear()  # its own copy
+        self.count += 1
+        self.path.write_text(str(self.count))
+
+OPTIMIZERS.register("mine", Mine)
+REPORTERS.register("counts", Counts)
+"""
+
+
+def test_an_optimizer_and_a_reporter_are_needed_to_resume_and_not_to_load(tmp_path: Path):
+    plugin, text, builtin = tmp_path / "training.py", tmp_path / "text.txt", {k: dict(v._entries) for k, v in ROLES.items()}
+    plugin.write_text(TRAINING)
+    text.write_text("a plugin is a file that registers something\n" * 20)
+    load_plugin(plugin)
+    settings: dict[str, Any] = {"batch_size": 2, "max_steps": 2, "sample_every": 0, "ops": "reference", "verify": False}
+    settings |= {"optimizer": "mine", "report_to": "counts,csv"}
+    model = replace(SMALL, blocks="attn+ffn")
+    result = train((model, TrainConfig(**settings)), text, out_dir=tmp_path / "run", display=None)
+    assert (result.path / "count").read_text() == str(len(result.events()))
+    assert len((result.path / "metrics.csv").read_text().splitlines()) == 3  # the reporter before it cleared its events
+    for role, known in ROLES.items():
+        known._entries = builtin[role]
+    unload()
+    assert torch.equal(load(result.path).store.flat, result.model.store.flat)
+    assert main(["eval", str(result.path)]) == 0
+    with pytest.raises(ConfigError, match=r"needs the plugin training\.py, which defines the optimizer 'mine'"):
+        resume(result.path, max_steps=3, display=None)
+    with pytest.raises(ConfigError, match=r"needs the plugin training\.py, which defines the reporter 'counts'"):
+        resume(result.path, max_steps=3, display=None, optimizer="sgd")
+    load_plugin(plugin)
+    assert resume(result.path, max_steps=3, display=None, report_to="csv").step == 3
+    plugin.write_text(TRAINING + "# another version\n")
+    unload()
+    load_plugin(plugin)
+    with pytest.raises(ConfigError, match=r"plugins\.optimizer-mine"):
+        resume(result.path, max_steps=4, display=None)
+
+
+def test_a_file_that_fails_leaves_no_optimizer_behind(tmp_path: Path):
+    (tmp_path / "mine.py").write_text(TRAINING + "1 / 0\n")
+    with pytest.raises(ConfigError, match="ZeroDivisionError"):
+        load_plugin(tmp_path / "mine.py")
+    assert "mine" not in OPTIMIZERS
+    assert "counts" not in REPORTERS
+
+
+def test_a_name_that_is_no_word_is_refused():
+    with pytest.raises(ConfigError, match="the name 'a,b' cannot be registered"):
+        REPORTERS.register("a,b", object)
 
 
 @pytest.mark.parametrize(

@@ -1,18 +1,19 @@
 """Extensions defined outside the package: loading their file, and recording which file a model needs.
 
-A plugin is a Python file that registers something, such as a kind of sublayer (model/sublayer.py). It runs only when the user
-names it, by an import or by --plugin FILE; a run records the name and hash of the files that define its sublayers, and nothing
-inside a run directory is ever executed.
+A plugin is a Python file that registers something: a kind of sublayer (model/sublayer.py), an optimizer or a reporter
+(config/registry.py). It runs only when the user names it, by an import or by --plugin FILE; a run records the name and hash of
+the files that define its own, and nothing inside a run directory is ever executed.
 Tested by: tests/test_plugins.py."""
 
 import hashlib
 import importlib.util
 import inspect
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
+from typing import Any
 
-from tapeless.config import AnyModelConfig, ModelConfig
+from tapeless.config import ROLES, AnyModelConfig, ModelConfig, TrainConfig, training_names
 from tapeless.errors import ConfigError
 from tapeless.model import sublayer as registry
 from tapeless.model.block import sublayer_class  # which registers the built-in kinds
@@ -33,49 +34,67 @@ def load_plugin(path: str | Path) -> None:
         raise ConfigError(f"plugin {path}: not a Python file; expected a name that ends in .py")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name], kinds = module, dict(registry._KINDS)
+    entries = {role: dict(known._entries) for role, known in ROLES.items()}
     try:
         spec.loader.exec_module(module)
     except Exception as error:
         del sys.modules[name]
         registry._KINDS = kinds  # nothing of it stays, so that it can be repaired and loaded
+        for role, known in ROLES.items():
+            known._entries = entries[role]
         raise (
             error if isinstance(error, ConfigError) else ConfigError(f"plugin {path}: {type(error).__name__}: {error}")
         ) from error
     LOADED[str(file)] = name
 
 
-def required_plugins(config: AnyModelConfig) -> dict[str, str]:
-    """Kind of sublayer -> "FILE sha256:HASH" of the file that defines it, for every kind that is not built in."""
-    if not isinstance(config, ModelConfig):
-        return {}
+def required_plugins(model: AnyModelConfig, train: TrainConfig) -> dict[str, str]:
+    """What a run uses and the package does not define -> "FILE sha256:HASH" of the file that does: kinds of sublayers, and
+    training_names()."""
+    kinds = {kind for layer in model.block_pattern for kind, _ in layer} if isinstance(model, ModelConfig) else set()
     found = {}
-    for kind in sorted({kind for layer in config.block_pattern for kind, _ in layer}):
-        cls = sublayer_class(kind)
-        if not cls.__module__.startswith("tapeless.model."):
-            file = inspect.getsourcefile(cls)
-            source = Path(file).read_bytes() if file and Path(file).is_file() else b""
-            found[kind] = f"{Path(file or cls.__module__).name} sha256:{hashlib.sha256(source).hexdigest()}"
+    for name in sorted(kinds | training_names(train.optimizer, train.report_to)):
+        definition = _definition(name)
+        if not definition.__module__.startswith("tapeless."):
+            file = _source_file(definition)
+            source = file.read_bytes() if file else b""
+            found[name] = f"{file.name if file else definition.__module__} sha256:{hashlib.sha256(source).hexdigest()}"
     return found
 
 
-def require_plugins(recorded: Mapping[str, str], run: Path) -> None:
-    """Raise if a plugin that a run recorded is not loaded."""
-    for kind, file in recorded.items():
+def _source_file(definition: Any) -> Path | None:
+    """None for what was defined in a notebook or a prompt."""
+    try:
+        file = Path(inspect.getsourcefile(definition) or "")
+    except TypeError:
+        return None
+    return file if file.is_file() else None
+
+
+def _definition(name: str) -> Any:
+    """The class behind a name; ConfigError or KeyError if there is none."""
+    role, _, registered = name.partition("-")
+    return ROLES[role][registered] if registered else sublayer_class(name)
+
+
+def require_plugins(recorded: Mapping[str, str], run: Path, training: Collection[str] = ()) -> None:
+    """Raise if a plugin that a run recorded is not loaded. training: the training_names() that are needed as well; a model
+    without its training needs none."""
+    for name, file in recorded.items():
+        role, _, registered = name.partition("-")
+        if registered and name not in training:
+            continue
         try:
-            sublayer_class(kind)
-        except ConfigError:
-            name, _, digest = file.rpartition(" ")
+            _definition(name)
+        except (ConfigError, KeyError):
+            what = f"{role} {registered!r}" if registered else f"sublayer {name!r}"
+            path, _, digest = file.rpartition(" ")
             raise ConfigError(
-                f"{run} needs the plugin {name}, which defines the sublayer {kind!r} and is not loaded; pass --plugin FILE, "
+                f"{run} needs the plugin {path}, which defines the {what} and is not loaded; pass --plugin FILE, "
                 f"or import it before; its {digest}"
             ) from None
 
 
-def changed_plugins(config: AnyModelConfig, recorded: Mapping[str, str], run: Path) -> list[str]:
-    """Warnings about plugins whose file differs from the one that a run was trained with."""
-    now = required_plugins(config)
-    return [
-        f"{run} was trained with another version of its plugin: {file} then, {now[kind]} now; results may differ"
-        for kind, file in recorded.items()
-        if kind in now and now[kind].rpartition(" ")[2] != file.rpartition(" ")[2]
-    ]
+def changed_plugins(recorded: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    """The names whose file differs from the one that a run recorded; now: required_plugins() of what is used."""
+    return [name for name in recorded if name in now and now[name].rpartition(" ")[2] != recorded[name].rpartition(" ")[2]]

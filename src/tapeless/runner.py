@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
+from copy import deepcopy
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from threading import current_thread, main_thread
@@ -74,7 +75,7 @@ def train(
     data: Dataset | str | Path | None = None,
     *,
     out_dir: str | Path | None = None,
-    callbacks: Iterable[Callback] = (),
+    callbacks: Iterable[Callback] | None = None,
     display: str | None = "auto",
     skip_resource_check: bool = False,
     name: str | None = None,
@@ -90,6 +91,7 @@ def train(
 
     The run is stopped by a callback, by max_time, and in the main thread by SIGINT and SIGTERM: it saves a checkpoint and can
     be resumed. An exception in a callback stops it in the same way, and is raised once the checkpoint is written."""
+    user = _Callbacks(callbacks)
     found, recipe = _recipe(config)
     if data is not None:
         settings["dataset_path"] = str(_folder(data) if isinstance(data, Dataset) else data)
@@ -112,7 +114,7 @@ def train(
             shown.warn(str(error))
         run, run_config, dataset = create_run(model_config, train_config, path, sys.argv)
         try:
-            return _train(run, run_config, dataset, shown, callbacks)
+            return _train(run, run_config, dataset, shown, user)
         except Exception as error:
             if not has_progress(run) and not isinstance(error, GradientError):
                 shutil.rmtree(run.path, ignore_errors=True)
@@ -122,7 +124,7 @@ def train(
 def resume(
     path: str | Path,
     *,
-    callbacks: Iterable[Callback] = (),
+    callbacks: Iterable[Callback] | None = None,
     display: str | None = "auto",
     fallback: bool = True,
     **overrides: Any,
@@ -131,13 +133,13 @@ def resume(
 
     fallback: use the checkpoint before a damaged one. overrides: fields of TrainConfig to change, such as max_steps=400 or
     device="cpu"; they are recorded in the run. callbacks, display: as for train()."""
-    run = RunDir.open(path)
+    user, run = _Callbacks(callbacks), RunDir.open(path)
     config, changes = resume_config(run, overrides)
     check_packages(config.train.report_to)
     shown = make_display(display, config.train.log_every)
     with process_settings(config.train):
         data = open_prepared(run.path)
-        return _train(run, config, data, shown, callbacks, resume=True, fallback=fallback, changes=changes)
+        return _train(run, config, data, shown, user, resume=True, fallback=fallback, changes=changes)
 
 
 def _recipe(config: Config) -> tuple[str, Recipe]:
@@ -176,15 +178,17 @@ def _resource_errors(config: AnyModelConfig, train: TrainConfig, out_dir: Path) 
 class _Callbacks:
     """Calls the user's callbacks, and remembers a request to stop or the first exception."""
 
-    def __init__(self, callbacks: Iterable[Callback]):
-        self.callbacks = tuple(callbacks)
+    def __init__(self, callbacks: Iterable[Callback] | None):
+        if not isinstance(callbacks, Iterable | None) or not all(map(callable, given := tuple(callbacks or ()))):
+            raise ConfigError(f"callbacks is {callbacks!r}; expected a list of functions")
+        self.callbacks = given
         self.stop = False
         self.error: Exception | None = None
 
     def __call__(self, event: Event) -> None:
         for callback in self.callbacks:
             try:
-                answer = callback(dict(event))
+                answer = callback(deepcopy(event))  # it may change its own
             except Exception as error:
                 self.stop, self.error, self.callbacks = True, error, ()
                 return
@@ -197,13 +201,12 @@ def _train(
     config: RunConfig,
     data: Dataset,
     display: Display,
-    callbacks: Iterable[Callback],
+    user: _Callbacks,
     *,
     resume: bool = False,
     fallback: bool = True,
     changes: Sequence[Change] = (),
 ) -> TrainResult:
-    user = _Callbacks(callbacks)
     with ExitStack() as stack:
         signals = StopSignals()
         if current_thread() is main_thread():  # Python sets signal handlers there only

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from tapeless.config import Lora, ModelConfig
+from tapeless.estimate.dry_run import LiveBytes
 from tapeless.kernels.dry import META, dry_ops
 from tapeless.kernels.workspace import Workspace
 from tapeless.model.transformer import Transformer
@@ -72,6 +73,24 @@ def test_a_dry_capture_owns_what_a_real_one_owns(name: str, dtype: str):
     _, captured = real.ops.capture(lambda: real._forward_backward(tokens, tokens, call, 1, None, False, False))
     assert isinstance(captured, CapturedCalls)
     assert dry_set.workspace.captured == pytest.approx(captured.nbytes, rel=0.02)
+
+
+@pytest.mark.parametrize("limit", [2**16, 2**30])
+def test_a_dry_capture_references_its_tensors_until_it_owns_too_much(limit: int, monkeypatch: pytest.MonkeyPatch):
+    """As a real one does, which therefore raises the peak of a model whose sublayers use plain torch."""
+    monkeypatch.setattr(import_module("tapeless.kernels.dry"), "LARGEST_CAPTURE", limit)
+    dry_set = dry_ops("cpu")
+    assert dry_set is not None
+    assert dry_set.workspace is not None
+    with LiveBytes() as memory:
+        x = torch.empty(100, 100, device=META)
+
+        def run() -> None:
+            for _ in range(5):
+                x + 1  # freed at once, but for the capture
+
+        assert memory.peak_of(lambda: dry_set.workspace.capture(run)) == (40_000 * (3 if limit == 2**16 else 6))
+        assert memory.live == 40_000
 
 
 @pytest.mark.parametrize("there", [True, False])

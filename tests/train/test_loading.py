@@ -64,6 +64,10 @@ def test_a_damaged_checkpoint_of_a_run_is_passed_over_with_a_warning(run):
 
 def test_what_is_neither_is_refused(run, tmp_path: Path):
     path, _ = run
+    with pytest.raises(ConfigError, match="weights is None; expected one of raw, ema"):
+        tapeless.load(path, weights=None)
+    with pytest.raises(ConfigError, match="device 'meta' cannot be used here"):
+        tapeless.load(path, device="meta")
     with pytest.raises(ConfigError, match="is not the directory of a run"):
         tapeless.load(tmp_path / "nowhere")
     shutil.copytree(path / "checkpoints" / "step-00000004", tmp_path / "mine")

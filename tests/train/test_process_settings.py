@@ -46,6 +46,17 @@ def test_determinism_is_restored():
     assert torch.get_num_threads() == 2
 
 
+def test_determinism_ends_with_the_last_of_several():
+    first, second = (process_settings(TrainConfig(deterministic=True)) for _ in range(2))
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert torch.are_deterministic_algorithms_enabled()
+    second.__exit__(None, None, None)
+    assert not torch.are_deterministic_algorithms_enabled()
+    assert torch.utils.deterministic.fill_uninitialized_memory
+
+
 def test_a_model_with_threads_uses_them_in_its_calls_alone(monkeypatch: pytest.MonkeyPatch):
     seen = []
     for name in ("logits", "loss"):
@@ -75,3 +86,5 @@ def test_a_device_that_is_not_there_is_an_error():
     assert usable_device("cpu") == "cpu"
     with pytest.raises(ConfigError, match="device 'cpuu' cannot be used here"):
         usable_device("cpuu")
+    with pytest.raises(ConfigError, match="device 'meta' cannot be used here: its tensors have no values"):
+        usable_device("meta")

@@ -212,6 +212,26 @@ def test_training_loads_no_bench_and_of_verify_what_its_check_needs(tmp_path: Pa
     assert {name.removeprefix("tapeless.verify") for name in loaded if name.startswith("tapeless.verify")} <= FIRST_BATCH
 
 
+@pytest.mark.parametrize("callbacks", [print, [None], "stop"])
+def test_callbacks_are_checked_before_a_run_is_created(tmp_path: Path, callbacks: Any):
+    with pytest.raises(ConfigError, match="expected a list of functions"):
+        train(MODEL, text_file(tmp_path, 700), out_dir=tmp_path / "run", callbacks=callbacks, display=None, **FEW)
+    assert not (tmp_path / "run").exists()
+
+
+ENVIRONMENT = """
+import os, sys, tapeless
+before = dict(os.environ)
+tapeless.train("tiny", out_dir=sys.argv[1], num_layers=1, corpus="markov", max_steps=1, callbacks=None, display=None)
+assert before == dict(os.environ), set(os.environ) - set(before)
+"""
+
+
+def test_the_environment_is_left_as_it_was(tmp_path: Path):
+    done = subprocess.run([sys.executable, "-c", ENVIRONMENT, str(tmp_path / "run")], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
 def test_settings_of_the_model_too(tmp_path: Path):
     result = tapeless.train("tiny", out_dir=tmp_path / "run", display=None, num_layers=1, corpus="markov", max_steps=1)
     assert result.model.config.num_layers == 1

@@ -62,6 +62,13 @@ def test_a_healthy_model_passes(name: str, dtype: str):
     assert {finding.oracle for finding in found} == {"complex step", "own float64"}
 
 
+def test_a_healthy_model_passes_with_the_cpu_kernels():
+    pytest.importorskip("numba")
+    found = findings(CONFIGS["llama"], dtype="bfloat16", ops="cpu")
+    assert [str(finding) for finding in found if not finding.ok] == []
+    assert {finding.oracle for finding in found} == {"complex step", "own float64"}
+
+
 @pytest.mark.parametrize("recompute", ["cheap", "full"])
 def test_whatever_is_recomputed(recompute: str):
     assert all(finding.ok for finding in findings(CONFIGS["dropout"], recompute=recompute))

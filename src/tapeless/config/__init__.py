@@ -23,6 +23,8 @@ from tapeless.config.recipe import preset_recipe as preset_recipe
 from tapeless.config.recipe import read_recipe as read_recipe
 from tapeless.config.registry import OPTIMIZERS as OPTIMIZERS
 from tapeless.config.registry import REPORTERS as REPORTERS
+from tapeless.config.registry import ROLES as ROLES
+from tapeless.config.registry import training_names as training_names
 from tapeless.config.sampling import Sampling as Sampling
 from tapeless.config.train import TrainConfig as TrainConfig
 

@@ -3,9 +3,12 @@
 To add one: a file in optim/ or report/ and a line below. Outside of the package: OPTIMIZERS.register("lion", Lion).
 Tested by: tests/optim/test_registry.py, tests/report/test_reporters.py."""
 
+import re
 from collections.abc import Collection, Iterator
 from importlib import import_module
 from typing import Any
+
+from tapeless.errors import ConfigError
 
 
 class Registry(Collection[str]):
@@ -15,6 +18,8 @@ class Registry(Collection[str]):
         self._entries = entries
 
     def register(self, name: str, entry: Any) -> None:
+        if not re.fullmatch("[A-Za-z0-9_]+", name):  # report_to is a list of names, config.toml has them as keys
+            raise ConfigError(f"the name {name!r} cannot be registered; expected letters, digits and _")
         self._entries[name] = entry
 
     def __getitem__(self, name: str) -> Any:
@@ -51,3 +56,10 @@ REPORTERS = Registry(
         "trackio": "tapeless.report.reporters.trackio:TrackioReporter",
     }
 )
+ROLES = {"optimizer": OPTIMIZERS, "reporter": REPORTERS}
+
+
+def training_names(optimizer: str, report_to: str) -> set[str]:
+    """The optimizer and the reporters of a training as [plugins] of config.toml names them: optimizer-NAME, reporter-NAME."""
+    reporters = report_to.split(",") if report_to != "none" else ()
+    return {f"optimizer-{optimizer}", *(f"reporter-{name}" for name in reporters)}

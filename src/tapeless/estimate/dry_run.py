@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tapeless.config import AnyModelConfig, ModelConfig, TrainConfig
 from tapeless.kernels.dispatch import DispatchObserver
-from tapeless.kernels.dry import META, dry_ops
+from tapeless.kernels.dry import META, dry_ops, environment_restored
 from tapeless.kernels.private_api import storage_id, tree_leaves
 from tapeless.model.build import AnyModel, build_model
 from tapeless.model.memory import saved_bytes
@@ -78,6 +78,7 @@ class DryRun(NamedTuple):
     checkpoint: int  # the tensors in one
 
 
+@environment_restored()
 def dry_run(config: AnyModelConfig, train: TrainConfig, ops: str) -> DryRun:
     """ops: the name of the set that will be used; train: with a seq_len and a dtype."""
     dry = dry_ops(ops) if isinstance(config, ModelConfig) else None
@@ -112,6 +113,7 @@ def dry_run(config: AnyModelConfig, train: TrainConfig, ops: str) -> DryRun:
     return DryRun(parts, step, evaluation, checkpoint=sum(x.nbytes for views in written for x in views.values()))
 
 
+@environment_restored()
 def dry_step(config: AnyModelConfig, train: TrainConfig, ops: str) -> None:
     """One training step without numbers, to be observed (`count_kernel_bytes`)."""
     dry = dry_ops(ops)

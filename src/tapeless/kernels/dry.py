@@ -5,8 +5,10 @@ of either folder starts no kernel, and a workspace lends meta tensors. The refer
 on the meta device. See estimate/dry_run.py.
 Tested by: tests/kernels/test_dry.py, block for block against a real step of the CPU kernels."""
 
+import os
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -19,6 +21,19 @@ from tapeless.kernels.workspace import LARGEST_CAPTURE, NUMPY, Workspace
 from tapeless.ops.op import CapturedCalls, Op, OpSet
 
 META = torch.device("meta")
+COMPILER_SETTING = "TORCHINDUCTOR_CACHE_DIR"
+
+
+@contextmanager
+def environment_restored() -> Iterator[None]:
+    """Around work on the meta device. The first arithmetic there imports torch's compiler, which writes its cache directory
+    into the environment."""
+    given = COMPILER_SETTING in os.environ
+    try:
+        yield
+    finally:
+        if not given:
+            os.environ.pop(COMPILER_SETTING, None)
 
 
 class DryWorkspace(Workspace):
@@ -61,10 +76,10 @@ class DryWorkspace(Workspace):
 
     def capture(self, run: Callable[[], Any]) -> tuple[Any, CapturedCalls | str]:
         """OpSet.capture: counts what a capture of the pass would own. There are no calls to replay."""
-        self._lent_in_capture = {}
-        with _Allocations() as allocations:
+        self._lent_in_capture = lent = dict[int, np.ndarray]()
+        with _Allocations(lambda: sum(block.nbytes for block in lent.values())) as allocations:
             result = run()
-        nbytes = allocations.nbytes + sum(block.nbytes for block in self._lent_in_capture.values())
+        nbytes = allocations.nbytes + allocations.lent()
         self._lent_in_capture = None
         if nbytes > LARGEST_CAPTURE:
             return result, f"it would own {nbytes / 2**20:,.0f} MiB"
@@ -74,14 +89,22 @@ class DryWorkspace(Workspace):
 
 
 class _Allocations(DispatchObserver):
-    """Counts the bytes of all tensors that torch computes."""
+    """Counts the bytes of all tensors that torch computes, and references them as a capture does (cpu/capture.py): until it
+    owns too much. Also a capture that fails therefore raises the peak."""
 
-    nbytes = 0
+    def __init__(self, lent: Callable[[], int]):
+        """lent: bytes of the blocks that the capture owns besides."""
+        super().__init__()
+        self.lent, self.nbytes = lent, 0
+        self._owned: list[Tensor] = []
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), options: Any = None) -> Any:
         result = function(*args, **(options or {}))
         if isinstance(result, Tensor) and computes(function) and not writes(function):
             self.nbytes += result.nbytes
+            self._owned.append(result)
+            if self.nbytes + self.lent() > LARGEST_CAPTURE:
+                self._owned.clear()
         return result
 
 

@@ -11,10 +11,12 @@ from torch import Tensor
 
 from tapeless.config import ModelConfig, nearest
 from tapeless.errors import ConfigError
+from tapeless.kernels.dry import environment_restored
 from tapeless.model.params import DTYPES
 from tapeless.model.transformer import Transformer
 
 
+@environment_restored()
 def saved_bytes(config: ModelConfig, batch_size: int, seq_len: int, recompute: str, dtype: str) -> dict[str, int]:
     """Name -> bytes, for model.forward on (batch_size, seq_len) tokens with the reference ops."""
     if dtype not in DTYPES:

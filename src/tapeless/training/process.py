@@ -7,8 +7,9 @@ Tested by: tests/train/test_process_settings.py."""
 import inspect
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import wraps
+from threading import Lock
 from typing import Any
 
 import torch
@@ -20,9 +21,10 @@ from tapeless.model.build import AnyModel
 
 
 def usable_device(name: str) -> str:
-    """The device, if torch can allocate on it."""
+    """The device, if torch can compute on it."""
     try:
-        torch.empty(0, device=name)
+        if torch.empty(0, device=name).is_meta:
+            raise NotImplementedError("its tensors have no values")
     except (RuntimeError, AssertionError, NotImplementedError) as error:  # a bad name, a build without it, no driver
         reason = str(error).splitlines()[0]
         raise ConfigError(f"device {name!r} cannot be used here: {reason}; --device cpu always can") from None
@@ -49,21 +51,37 @@ def num_threads(count: int | None) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
+class _Determinism:
+    """Deterministic algorithms while at least one user needs them: trainings in several threads end in any order."""
+
+    def __init__(self) -> None:
+        self._lock, self._users, self._before = Lock(), 0, (False, True)
+
+    def __enter__(self) -> None:
+        settings: Any = torch.utils.deterministic
+        with self._lock:
+            if not self._users:
+                self._before = torch.are_deterministic_algorithms_enabled(), settings.fill_uninitialized_memory
+                enable_determinism()
+            self._users += 1
+
+    def __exit__(self, *_: object) -> None:
+        settings: Any = torch.utils.deterministic
+        with self._lock:
+            self._users -= 1
+            if not self._users:
+                torch.use_deterministic_algorithms(self._before[0])
+                settings.fill_uninitialized_memory = self._before[1]
+
+
+_determinism = _Determinism()
+
+
 @contextmanager
 def process_settings(train: TrainConfig) -> Iterator[None]:
     """Threads and determinism as a configuration asks for; restored at the end."""
-    with num_threads(train.threads):
-        if not train.deterministic:
-            yield
-            return
-        settings: Any = torch.utils.deterministic
-        before = torch.are_deterministic_algorithms_enabled(), settings.fill_uninitialized_memory
-        enable_determinism()
-        try:
-            yield
-        finally:
-            torch.use_deterministic_algorithms(before[0])
-            settings.fill_uninitialized_memory = before[1]
+    with num_threads(train.threads), _determinism if train.deterministic else nullcontext():
+        yield
 
 
 def limit_threads(model: AnyModel, count: int | None) -> None:

@@ -2,7 +2,7 @@
 
     [model] or [simplelm]   every field, resolved; a field that is None is absent
     [train]                 likewise
-    [plugins]               the files that define sublayers outside the package, if the model has any
+    [plugins]               the files that define sublayers, optimizer or reporters outside the package, if there are any
     [data]                  fingerprints of the data and of the tokenizer
 What a resume may change, in three classes: frozen fields never (weights and data position would lose their meaning); schedule
 fields, which change the coming steps, only by an explicit override; free fields at will.
@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tapeless.config import KINDS, AnyModelConfig, TrainConfig, checked
+from tapeless.config import KINDS, ROLES, AnyModelConfig, TrainConfig, checked
 from tapeless.data.files import atomic_write
 from tapeless.errors import CHANGED, ConfigError
 
@@ -32,7 +32,7 @@ class RunConfig:
     model: AnyModelConfig
     train: TrainConfig
     data: Mapping[str, str]  # fingerprints by name: tokenizer_hash, dataset_fingerprint, and the base of adapters (base.py)
-    plugins: Mapping[str, str] = field(default_factory=dict)  # sublayer -> the file that defines it, with its hash (plugins.py)
+    plugins: Mapping[str, str] = field(default_factory=dict)  # name -> the file that defines it, with its hash (plugins.py)
 
     @property
     def imported(self) -> bool:
@@ -73,8 +73,22 @@ def read_run_config(path: Path) -> RunConfig:
     whole = len(kinds) == 1 and set(tables) - {"plugins"} == {*kinds, "train", "data"}
     if not whole or not all(isinstance(table, dict) for table in tables.values()):
         raise ConfigError(f"{path}: expected [model] or [simplelm], [train] and [data], got {', '.join(map(repr, tables))}")
-    model, train = checked(kinds[0], tables[kinds[0]], str(path)), checked("train", tables["train"], str(path))
-    return RunConfig(model, train, tables["data"], tables.get("plugins", {}))
+    model, plugins = checked(kinds[0], tables[kinds[0]], str(path)), tables.get("plugins", {})
+    return RunConfig(model, _train_config(tables["train"], plugins, str(path)), tables["data"], plugins)
+
+
+def _train_config(values: dict[str, Any], plugins: Mapping[str, str], where: str) -> TrainConfig:
+    """[train]. An optimizer or reporter of a plugin that is not loaded stays unchecked: only a resume needs it, and requires
+    it (require_plugins)."""
+    unchecked = {}
+    for key, role in (("optimizer", "optimizer"), ("report_to", "reporter")):
+        names = str(values.get(key)).split(",")
+        if any(f"{role}-{name}" in plugins and name not in ROLES[role] for name in names):
+            unchecked[key] = values[key]
+    train = checked("train", {key: value for key, value in values.items() if key not in unchecked}, where)
+    for key, value in unchecked.items():
+        object.__setattr__(train, key, value)
+    return train
 
 
 def check_resume(run: RunConfig, now: RunConfig, overrides: Collection[str] = ()) -> list[Change]:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tapeless.config import WEIGHTS, AnyModelConfig, SimpleLMConfig, TrainConfig, checked, nearest
+from tapeless.config import WEIGHTS, AnyModelConfig, SimpleLMConfig, TrainConfig, checked, nearest, training_names
 from tapeless.data.files import write_json
 from tapeless.data.prepare import Dataset, fingerprints, open_prepared, prepare, source_hashes, tokenizer_only
 from tapeless.errors import DISK_FULL, CheckpointError, ConfigError, WriteError
@@ -84,7 +84,7 @@ def create_run(
         facts = {"tokenizer_hash": data.tokenizer.fingerprint, "dataset_fingerprint": data.fingerprint}
         if train_config.init_from:
             facts |= _inherit(RunDir.open(train_config.init_from), run, adapters=train_config.lora is not None)
-        config = RunConfig(model_config, train_config, facts, required_plugins(model_config))
+        config = RunConfig(model_config, train_config, facts, required_plugins(model_config, train_config))
         write_run_config(run.config, config)
         write_json(run.env, environment(argv))
     except BaseException as error:  # also Ctrl-C: an incomplete directory would block the next attempt
@@ -131,9 +131,12 @@ def resume_config(run: RunDir, overrides: Mapping[str, Any]) -> tuple[RunConfig,
     architecture = {field.name for field in fields(before.model)}
     of_model = {name: value for name, value in overrides.items() if name in architecture}
     of_train = {name: value for name, value in overrides.items() if name not in of_model}
-    model = replace(before.model, **of_model)
-    train = resolve_dtype(checked("train", {**set_fields(before.train), **of_train}, "--override"))
-    plugins = required_plugins(model) if changed_plugins(model, before.plugins, run.path) else before.plugins
+    model, settings = replace(before.model, **of_model), {**set_fields(before.train), **of_train}
+    require_plugins(before.plugins, run.path, training_names(str(settings["optimizer"]), str(settings["report_to"])))
+    train = resolve_dtype(checked("train", settings, "--override"))
+    plugins = required_plugins(model, train)
+    changed = changed_plugins(before.plugins, plugins)
+    before = replace(before, plugins={**plugins, **{name: before.plugins[name] for name in changed}})
     now = RunConfig(model, train, {**before.data, **fingerprints(run.path)}, plugins)
     if (train.dataset_path, train.corpus) != (before.train.dataset_path, before.train.corpus):  # moved: is it the same text?
         hashes = source_hashes(run.path, train)
@@ -238,7 +241,7 @@ def load_weights(run: RunDir, *, which: str = "latest", fallback: bool = True, o
 def select_weights(checkpoint: Checkpoint, weights: str) -> Mapping[str, Tensor]:
     """weights: one of WEIGHTS."""
     if weights not in WEIGHTS:
-        raise ConfigError(f"weights is {weights!r}; {nearest(weights, WEIGHTS)}")
+        raise ConfigError(f"weights is {weights!r}; {nearest(str(weights), WEIGHTS)}")
     if weights == "raw":
         return checkpoint.params
     if EMA not in checkpoint.optim:
@@ -255,8 +258,12 @@ def load(
     moving average (`ema`). machine: device, dtype, ops and threads of inference_model(), never those of the training."""
     run = RunDir.open(path)
     config = usable_config(run)
-    for warning in changed_plugins(config.model, config.plugins, run.path):
-        on_warning(warning)
+    now = required_plugins(config.model, TrainConfig())
+    for name in changed_plugins(config.plugins, now):
+        on_warning(
+            f"{run.path} was trained with another version of its plugin: {config.plugins[name]} then, {now[name]} now; "
+            "results may differ"
+        )
     checkpoint = load_weights(run, which=which, fallback=fallback, on_warning=on_warning)
     params = select_weights(checkpoint, weights)
     model = inference_model(config.model, params, checkpoint.path, seed=config.train.seed, **machine)

@@ -12,6 +12,7 @@ import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from copy import deepcopy
 from typing import Any
 
 from tapeless.config import REPORTERS
@@ -119,7 +120,7 @@ class Reporters:
         self._all(lambda reporter: reporter.close())
 
     def event(self, event: Event) -> None:
-        self._all(lambda reporter: reporter.event(event))
+        self._all(lambda reporter: reporter.event(deepcopy(event)))  # a reporter may change its own
 
     def _all(self, act: Callable[[Reporter], None]) -> None:
         for name, reporter in list(self._active.items()):

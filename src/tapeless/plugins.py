@@ -7,7 +7,6 @@ Tested by: tests/test_plugins.py."""
 
 import hashlib
 import importlib.util
-import inspect
 import sys
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -56,19 +55,10 @@ def required_plugins(model: AnyModelConfig, train: TrainConfig) -> dict[str, str
     for name in sorted(kinds | training_names(train.optimizer, train.report_to)):
         definition = _definition(name)
         if not definition.__module__.startswith("tapeless."):
-            file = _source_file(definition)
+            file = registry.source_file(definition)
             source = file.read_bytes() if file else b""
             found[name] = f"{file.name if file else definition.__module__} sha256:{hashlib.sha256(source).hexdigest()}"
     return found
-
-
-def _source_file(definition: Any) -> Path | None:
-    """None for what was defined in a notebook or a prompt."""
-    try:
-        file = Path(inspect.getsourcefile(definition) or "")
-    except TypeError:
-        return None
-    return file if file.is_file() else None
 
 
 def _definition(name: str) -> Any:

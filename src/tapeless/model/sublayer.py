@@ -26,6 +26,7 @@ import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor
@@ -160,12 +161,21 @@ _KINDS: dict[str, type[Sublayer]] = {}
 def register_sublayer(cls: type[Sublayer]) -> type[Sublayer]:
     """Class decorator: makes the kind available to ModelConfig.blocks."""
     known = _KINDS.get(cls.kind)
-    if known is not None and inspect.getsourcefile(known) != inspect.getsourcefile(cls):
+    if known is not None and source_file(known) != source_file(cls):
         raise ConfigError(f"sublayer kind {cls.kind!r} is already registered by {known.__module__}; choose another name")
     if not cls.kind.isidentifier() or set(cls.overridable) & set(cls.options):
         raise ConfigError(f"sublayer kind {cls.kind!r}: the name must be an identifier, and no option a field of ModelConfig")
     _KINDS[cls.kind] = cls
     return cls
+
+
+def source_file(definition: Any) -> Path | None:
+    """None for what was defined in a notebook or a prompt."""
+    try:
+        file = Path(inspect.getsourcefile(definition) or "")
+    except (TypeError, OSError):
+        return None
+    return file if file.is_file() else None
 
 
 def sublayer_class(kind: str) -> type[Sublayer]:

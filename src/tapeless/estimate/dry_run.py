@@ -21,6 +21,7 @@ from tapeless.model.params import DTYPES
 from tapeless.model.trained import checkpointed
 from tapeless.model.transformer import Transformer
 from tapeless.ops.linear_cross_entropy import CHUNK, chunk_rows
+from tapeless.ops.reference import REFERENCE
 from tapeless.optim.clip import grad_norm
 from tapeless.training.evaluate import rows_at_once
 from tapeless.training.step import ema_of, optimizer_of
@@ -99,7 +100,7 @@ def dry_run(config: AnyModelConfig, train: TrainConfig, ops: str) -> DryRun:
         written = [checkpointed(model.params), *optimizer.named_state().values(), *([] if ema is None else [ema.named()])]
     N, V, itemsize = train.batch_size * T, config.vocab_size, store.compute_flat.element_size()
     rows = dry.logits_rows(N, V) if dry else min(N, chunk_rows(V, CHUNK))
-    saved = saved_of(config, train, first_block=model.first_trainable_block if isinstance(model, Transformer) else 0)
+    saved = saved_of(config, train, ops, first_block=model.first_trainable_block if isinstance(model, Transformer) else 0)
     parts = {
         "parameters": store.flat.nbytes,
         "gradients": gradients,
@@ -142,11 +143,13 @@ def _step(model: AnyModel, optimizer: Any, tokens: Tensor, targets: Tensor, trai
     optimizer.step(scale=0.5, copy=model.store.copy)
 
 
-def saved_of(config: AnyModelConfig, train: TrainConfig, *, first_block: int) -> int:
-    """first_block: the first block that saves activations."""
+def saved_of(config: AnyModelConfig, train: TrainConfig, ops: str, *, first_block: int) -> int:
+    """ops: the name of the set that will be used. first_block: the first block that saves activations."""
     assert train.seq_len is not None
     if isinstance(config, ModelConfig):
-        found = saved_bytes(config, train.batch_size, train.seq_len, train.recompute, train.dtype)
+        dry, size = dry_ops(ops), (train.batch_size, train.seq_len)
+        with LiveBytes():
+            found = saved_bytes(config, *size, train.recompute, train.dtype, ops=dry.ops if dry else REFERENCE)
         unsaved = tuple(f"blocks.{i}." for i in range(first_block))
         return sum(size for name, size in found.items() if not name.startswith(unsaved))
     # SimpleLM: the embedding, the hidden layer before and after its activation

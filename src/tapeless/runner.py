@@ -88,7 +88,8 @@ def train(
     dataset_path takes, or a Dataset; default the dataset_path or corpus of the settings. out_dir: default runs/NAME, NAME being
     that of the preset, or `name`. callbacks: called with every event; one that returns tapeless.STOP stops the run. display:
     auto (live in a terminal, else plain lines), plain, json, or None. skip_resource_check: only warn if memory or disk do not
-    suffice. phases: continued by those of this start, for its event `start`. settings: fields of TrainConfig or of the model's configuration, such as max_steps=200, lr=1e-3, num_layers=2.
+    suffice. phases: continued by those of this start, for the event `start`. settings: fields of TrainConfig or of the model's
+    configuration, such as max_steps=200, lr=1e-3, num_layers=2.
 
     The run is stopped by a callback, by max_time, and in the main thread by SIGINT and SIGTERM: it saves a checkpoint and can
     be resumed. An exception in a callback stops it in the same way, and is raised once the checkpoint is written."""

@@ -1,5 +1,5 @@
-"""The bytes of saved activations by name, known before a run: a forward on torch's meta device, where tensors have shapes and no
-memory. Inputs (tokens, targets, documents) are the caller's and do not count.
+"""The bytes of saved activations by name, known before a run: a forward on torch's meta device, where tensors have shapes and
+no memory. Inputs (tokens, targets, documents) are the caller's and do not count.
 Tested by: tests/model/test_recompute.py."""
 
 from collections.abc import Iterator
@@ -69,4 +69,4 @@ def named_bytes(saved: Any, name: str, counted: set[tuple[int, int]]) -> Iterato
 
 def _place(x: Tensor) -> tuple[int, int]:
     """Where its memory begins: kernels keep several tensors in one storage."""
-    return storage_id(x.untyped_storage()), x.storage_offset()
+    return storage_id(x.untyped_storage()), int(x.storage_offset())

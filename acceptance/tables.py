@@ -205,6 +205,16 @@ def logs() -> str:
     return "\n".join([*claims("logs"), "", f"{measured_on(stored['machine']).removesuffix('.')}, {packages}."]) + "\n"
 
 
+def start_up() -> str:
+    data = result("start_up")
+    sources = list(data["table"])
+    rows = [("seconds", *sources)]
+    for phase in data["table"][sources[0]]:
+        rows.append((phase, *(f"{data['table'][source][phase]:.2f}" for source in sources)))
+    about = f"`{data['preset']}`, medians of {data['starts']} starts, each phase by itself. {measured_on(data['machine'])}"
+    return f"{performance_tables.markdown(rows)}\n{about}\n"
+
+
 def training() -> str:
     lines = claims(*TRAINED)
     cllm = result("cllm_training")
@@ -248,6 +258,7 @@ REGIONS = {
     ("docs/interop.md", "measured"): interop,
     ("docs/fine_tuning.md", "measured"): fine_tuning,
     ("docs/performance.md", "overview"): performance_tables.overview,
+    ("docs/performance.md", "start-up"): start_up,
     ("docs/performance.md", "models"): performance_tables.models,
     ("docs/performance.md", "gpu"): performance_tables.gpu,
     ("docs/performance.md", "kernels"): performance_tables.kernels,

@@ -17,7 +17,7 @@ from tapeless.training.run_dir import RunDir
 
 SHAKESPEARE = Path(__file__).resolve().parents[2] / "shared" / "data" / "shakespeare.txt"
 # what no two runs agree on
-TIMES = {"time", "step_seconds", "tokens_per_second", "memory_bytes", "device_memory_bytes"}
+TIMES = {"time", "startup_seconds", "step_seconds", "tokens_per_second", "memory_bytes", "device_memory_bytes"}
 
 
 class Done(NamedTuple):

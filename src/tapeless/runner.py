@@ -28,6 +28,7 @@ from tapeless.training.display import Display, make_display
 from tapeless.training.init_from import load_initial_weights, resolve_recipe
 from tapeless.training.metrics_log import read_metrics
 from tapeless.training.output import ignore_write_errors
+from tapeless.training.phases import Phases
 from tapeless.training.plan import total_steps
 from tapeless.training.process import process_settings
 from tapeless.training.run_config import Change, RunConfig, write_run_config
@@ -79,6 +80,7 @@ def train(
     display: str | None = "auto",
     skip_resource_check: bool = False,
     name: str | None = None,
+    phases: Phases | None = None,
     **settings: Any,
 ) -> TrainResult:
     """Create a run and train it to the end.
@@ -87,11 +89,12 @@ def train(
     dataset_path takes, or a Dataset; default the dataset_path or corpus of the settings. out_dir: default runs/NAME, NAME being
     that of the preset, or `name`. callbacks: called with every event; one that returns tapeless.STOP stops the run. display:
     auto (live in a terminal, else plain lines), plain, json, or None. skip_resource_check: only warn if memory or disk do not
-    suffice. settings: fields of TrainConfig or of the model's configuration, such as max_steps=200, lr=1e-3, num_layers=2.
+    suffice. phases: continued by those of this start, for the event `start`. settings: fields of TrainConfig or of the model's
+    configuration, such as max_steps=200, lr=1e-3, num_layers=2.
 
     The run is stopped by a callback, by max_time, and in the main thread by SIGINT and SIGTERM: it saves a checkpoint and can
     be resumed. An exception in a callback stops it in the same way, and is raised once the checkpoint is written."""
-    user = _Callbacks(callbacks)
+    user, phases = _Callbacks(callbacks), phases or Phases()
     found, recipe = _recipe(config)
     if data is not None:
         settings["dataset_path"] = str(_folder(data) if isinstance(data, Dataset) else data)
@@ -112,9 +115,11 @@ def train(
             if not skip_resource_check:
                 raise error
             shown.warn(str(error))
+        phases.end("resource check")
         run, run_config, dataset = create_run(model_config, train_config, path, sys.argv)
+        phases.end("data")
         try:
-            return _train(run, run_config, dataset, shown, user)
+            return _train(run, run_config, dataset, shown, user, phases)
         except Exception as error:
             if not has_progress(run) and not isinstance(error, GradientError):
                 shutil.rmtree(run.path, ignore_errors=True)
@@ -127,19 +132,22 @@ def resume(
     callbacks: Iterable[Callback] | None = None,
     display: str | None = "auto",
     fallback: bool = True,
+    phases: Phases | None = None,
     **overrides: Any,
 ) -> TrainResult:
     """Continue a run from its newest checkpoint; on the same machine the result is bit for bit that of an uninterrupted run.
 
     fallback: use the checkpoint before a damaged one. overrides: fields of TrainConfig to change, such as max_steps=400 or
-    device="cpu"; they are recorded in the run. callbacks, display: as for train()."""
-    user, run = _Callbacks(callbacks), RunDir.open(path)
+    device="cpu"; they are recorded in the run. callbacks, display, phases: as for train()."""
+    user, phases = _Callbacks(callbacks), phases or Phases()
+    run = RunDir.open(path)
     config, changes = resume_config(run, overrides)
     check_packages(config.train.report_to)
     shown = make_display(display, config.train.log_every)
     with process_settings(config.train):
         data = open_prepared(run.path)
-        return _train(run, config, data, shown, user, resume=True, fallback=fallback, changes=changes)
+        phases.end("data")
+        return _train(run, config, data, shown, user, phases, resume=True, fallback=fallback, changes=changes)
 
 
 def _recipe(config: Config) -> tuple[str, Recipe]:
@@ -202,6 +210,7 @@ def _train(
     data: Dataset,
     display: Display,
     user: _Callbacks,
+    phases: Phases,
     *,
     resume: bool = False,
     fallback: bool = True,
@@ -235,8 +244,10 @@ def _train(
         record.listeners.append(stack.enter_context(Reporters(run, config.train.report_to)).event)
         found = data.baselines()
         display.introduce(run.path, trainer, found)
+        phases.end("model")
         if config.train.verify and not resume:
             _check_gradients(trainer, display)
+            phases.end("gradient check")
         record(
             {
                 "event": "resume" if resume else "start",
@@ -246,6 +257,7 @@ def _train(
                 "baselines": found._asdict(),
                 "floor": data.floor,
                 "changes": {change.name: [change.old, change.new] for change in changes},
+                "startup_seconds": phases.seconds,
                 "time": time.time(),
             }
         )

@@ -1,6 +1,8 @@
 """The dry run against a real step whose live tensors are counted one by one."""
 
 import gc
+import subprocess
+import sys
 from dataclasses import replace
 from typing import Any
 
@@ -9,8 +11,9 @@ import torch
 
 from tapeless.config import ModelConfig, SimpleLMConfig, TrainConfig
 from tapeless.estimate.dry_run import LiveBytes, dry_run
-from tapeless.kernels.dry import META
+from tapeless.kernels.dry import META, dry_ops
 from tapeless.model.build import build_model
+from tapeless.model.memory import saved_bytes
 from tapeless.training.step import optimizer_of
 
 # Of whole cache lines, so that the flat buffers have no gaps.
@@ -161,3 +164,50 @@ def test_a_real_step_of_the_triton_kernels_peaks_where_the_dry_one_does():
         )
     assert optimizer.t == 0  # and alive until here
     assert dry_run(MODEL, TRAIN, "triton").step - state == pytest.approx(measured, rel=0.02)
+
+
+@pytest.mark.parametrize("policy", ["none", "cheap", "full"])
+@pytest.mark.parametrize("qk_norm", [False, True])
+def test_the_kernels_save_what_the_reference_saves(qk_norm: bool, policy: str):
+    """With QK-norm two tensors of the kernels share a storage."""
+    config, dry = replace(MODEL, qk_norm=qk_norm), dry_ops("cpu")
+    assert dry is not None
+    by_kernels = saved_bytes(config, 2, 16, policy, "bfloat16", ops=dry.ops)
+    assert by_kernels == saved_bytes(config, 2, 16, policy, "bfloat16")
+
+
+a, b, c = (torch.ones(shape) for shape in ((2, 3), (3,), (2, 1)))
+CALLS = {
+    "like": lambda a, b, c: torch.zeros_like(a, dtype=torch.float64),
+    "add": lambda a, b, c: b + c,
+    "add a number": lambda a, b, c: a + 1,
+    "promoted": lambda a, b, c: a.bfloat16() + b,
+    "add in place": lambda a, b, c: a.add_(c),
+    "cat": lambda a, b, c: torch.cat([a, c], -1),
+    "sum": lambda a, b, c: a.sum(0, dtype=torch.float64),
+    "sum, kept": lambda a, b, c: a.sum((0, -1), keepdim=True),
+    "sum of integers": lambda a, b, c: a.int().sum(0),
+}
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+def test_a_result_is_like_that_of_a_real_call(call: Any):
+    real = call(a.clone(), b, c)
+    with LiveBytes():
+        dry = call(*(x.to(META) for x in (a, b, c)))
+    assert (dry.shape, dry.dtype, dry.device) == (real.shape, real.dtype, META)
+
+
+LOADS = """
+import sys
+from tapeless.config import TrainConfig, load_preset, preset_names
+from tapeless.estimate.memory import memory_of
+for name in set(preset_names()) - {"simplelm"}:
+    memory_of(load_preset(name), TrainConfig(batch_size=2, seq_len=16))
+    assert not {"torch._dynamo", "sympy"} & set(sys.modules), name
+"""
+
+
+def test_the_estimate_of_a_preset_does_not_load_torchs_compiler():
+    """It would take half a second of every start; that of a SimpleLM, which has the reference ops, does."""
+    subprocess.run([sys.executable, "-c", LOADS], check=True)

@@ -24,7 +24,7 @@ from tapeless.training.trainer import Trainer
 MODEL = ModelConfig(vocab_size=256, hidden_dim=16, num_layers=2, num_heads=2, intermediate_dim=24, max_seq_len=8)
 WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog", "and", "runs", "home"]
 # what no two runs agree on
-TIMES = {"time", "step_seconds", "tokens_per_second", "memory_bytes", "device_memory_bytes"}
+TIMES = {"time", "startup_seconds", "step_seconds", "tokens_per_second", "memory_bytes", "device_memory_bytes"}
 
 
 def text_of(characters: int, seed: int = 0) -> str:

@@ -13,6 +13,7 @@ import tapeless
 from tapeless.config import nearest
 from tapeless.errors import UNKNOWN_FLAG, WRONG_TYPE, TapelessError, UsageError
 from tapeless.start import raise_gc_threshold
+from tapeless.training.phases import Phases, process_age
 
 # In the order of --help. Each is the module of this name, with _ for -, except for those in MODULES.
 COMMANDS = ["train", "estimate", "generate", "eval", "lm-eval", "report", "data", "tokenizer"]
@@ -86,9 +87,11 @@ def main(argv: list[str] | None = None) -> int:
     # with one of them busy; without any spinning 64 and 95.
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+    age = 0.0
     if argv is None:  # this process runs only the command
         raise_gc_threshold()
-    args = argparse.Namespace(debug="--debug" in (sys.argv[1:] if argv is None else argv))
+        age = process_age()
+    args = argparse.Namespace(debug="--debug" in (sys.argv[1:] if argv is None else argv), phases=Phases(age))
     try:
         load_plugins(argv)
         build_parser().parse_args(argv, args)

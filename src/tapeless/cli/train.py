@@ -55,19 +55,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_new(args: argparse.Namespace) -> int:
     name, found = recipe(args)  # first: usage errors need not wait for torch
+    args.phases.end("command")
 
     from tapeless.runner import train
 
+    args.phases.end("imports")
     display = "json" if args.json else "auto"
-    return STATUS[train(found, name=name, display=display, skip_resource_check=args.skip_resource_check).reason]
+    options = {"name": name, "display": display, "skip_resource_check": args.skip_resource_check, "phases": args.phases}
+    return STATUS[train(found, **options).reason]
 
 
 def run_resume(args: argparse.Namespace) -> int:
+    args.phases.end("command")
+
     from tapeless.runner import resume
 
+    args.phases.end("imports")
     overrides = dict(setting(f"train.{text}")[1:] for text in args.override) | given(args, "train")
-    display = "json" if args.json else "auto"
-    return STATUS[resume(args.run_dir, display=display, fallback=not args.no_fallback, **overrides).reason]
+    options = {"display": "json" if args.json else "auto", "fallback": not args.no_fallback, "phases": args.phases}
+    return STATUS[resume(args.run_dir, **options, **overrides).reason]
 
 
 def run_info(args: argparse.Namespace) -> int:

@@ -53,7 +53,7 @@ def memory_of(config: AnyModelConfig, train: TrainConfig) -> Memory:
     """train: with a seq_len and a dtype."""
     device = torch.device(train.device)
     ops = choose(train.ops, device, train.dtype).ops.name if isinstance(config, ModelConfig) else "reference"
-    if sum((least := least_parts(config, train)).values()) > FAR * available_bytes(train.device):
+    if sum((least := least_parts(config, train, ops)).values()) > FAR * available_bytes(train.device):
         return Memory(train.device, ops, least, {"training step": sum(least.values())}, 0, least["parameters"])
     found = dry_run(config, train, ops)
     parts = dict(found.parts)
@@ -72,12 +72,12 @@ def memory_of(config: AnyModelConfig, train: TrainConfig) -> Memory:
     return Memory(train.device, ops, parts, phases, (resident_bytes() or 0) if on_host else 0, found.checkpoint)
 
 
-def least_parts(config: AnyModelConfig, train: TrainConfig) -> dict[str, int]:
+def least_parts(config: AnyModelConfig, train: TrainConfig, ops: str) -> dict[str, int]:
     """What no run is without, by formula; of a model that is trained in part, any block may keep nothing."""
     first_block = config.num_layers if isinstance(config, ModelConfig) and (train.freeze or train.lora) else 0
     return {
         "parameters": 4 * num_params(config),
-        "saved activations": saved_of(config, train, first_block=first_block),
+        "saved activations": saved_of(config, train, ops, first_block=first_block),
         "batch": 2 * 8 * train.batch_size * train.grad_accum * (train.seq_len or 1),  # tokens and targets, int64
     }
 

@@ -139,6 +139,12 @@ class Transformer(Generates):
             head=layout.view(flat, "embed.w" if self.config.tie_embeddings else "head.w"),
         )
 
+    @property
+    def _captures(self) -> bool:
+        """Whether single passes are captured. Not on a GPU: their graphs would hold activations besides those of the captured
+        step. Not in inference mode, where torch's dispatcher shows fewer calls."""
+        return self.ops.capture is not None and self.device.type == "cpu" and not torch.is_inference_mode_enabled()
+
     @cached_property
     def _grad_parts(self) -> dict[str, Tensor]:
         """What `on_grads_ready` receives, one after the other."""
@@ -241,18 +247,18 @@ class Transformer(Generates):
         elif self.ops.begin is not None:
             self.ops.begin()
         ctx = self._context(documents, self._dropout(step, first_sample))
-        # Only tokens and targets may differ between captured passes; in inference mode torch's dispatcher shows fewer calls.
+        # Only tokens and targets may differ between captured passes. A num_targets on the device is part of a captured step.
         varies = on_grads_ready is not None or documents is not None or ctx.dropout is not None
-        capturable = self.ops.capture is not None and not varies and not torch.is_inference_mode_enabled()
+        capturable = self._captures and not varies and not isinstance(num_targets, Tensor)
         if capturable:
-            num_targets = int(num_targets or valid_targets(targets))
+            num_targets = num_targets or valid_targets(targets)
 
         def run(tokens: Tensor, targets: Tensor) -> tuple[Tensor, ...]:  # loss (), and a sum () to check
             return self._forward_backward(tokens, targets, ctx, num_targets, on_grads_ready, accumulate, check)
 
         if capturable:
             key = num_targets, accumulate, check, self.recompute
-            loss, *sums = self._captured.run(self.ops, self.store.refresh, run, tokens, targets, *key)
+            loss, *sums = self._captured.run(self.ops, self.store.refresh, run, (tokens, targets), *key)
         else:
             loss, *sums = run(tokens, targets)
         for number in (*sums, loss) if check else ():

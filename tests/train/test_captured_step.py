@@ -18,7 +18,7 @@ from tapeless.errors import InputError, NonFiniteError
 from tapeless.kernels import choose
 from tapeless.kernels.triton.ops import triton_ops
 from tapeless.model.transformer import Transformer
-from tapeless.training.graph import GraphedStep, graphed_step
+from tapeless.training.captured_step import CapturedStep, captured_step
 from tapeless.training.layer_stats import LayerStats
 from tapeless.training.step import optimizer_of, train_step
 
@@ -33,7 +33,7 @@ pytestmark = [
 def _triton_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(choose, "_BACKENDS", dict(choose._BACKENDS))
     choose._BACKENDS["interpreted"] = choose.Backend(lambda device: triton_ops(), ["cpu"], None)
-    monkeypatch.setattr(GraphedStep, "_run", GraphedStep._step)
+    monkeypatch.setattr(CapturedStep, "_run", CapturedStep._step)
 
 
 def batch(rows: int = 4) -> tuple[torch.Tensor, torch.Tensor]:
@@ -42,11 +42,11 @@ def batch(rows: int = 4) -> tuple[torch.Tensor, torch.Tensor]:
     return tokens, targets
 
 
-def graphed(**options: Any) -> GraphedStep:
+def graphed(**options: Any) -> CapturedStep:
     model = Transformer(CONFIG, ops="interpreted")
     train = TrainConfig(**options)
     optimizer = optimizer_of(model, train)
-    return GraphedStep(model, optimizer, grad_clip=train.grad_clip, grad_accum=train.grad_accum)
+    return CapturedStep(model, optimizer, grad_clip=train.grad_clip, grad_accum=train.grad_accum)
 
 
 @pytest.mark.parametrize("options", [{}, {"grad_accum": 2}, {"grad_clip": 0.01}, {"grad_clip": 0.0}], ids=str)
@@ -66,7 +66,7 @@ def test_equals_the_step_of_plain_calls(options: dict[str, Any]):
     assert step.optimizer.t == optimizer.t == 3
 
 
-def state(step: GraphedStep) -> list[torch.Tensor]:
+def state(step: CapturedStep) -> list[torch.Tensor]:
     return [step.model.store.flat.clone(), *(x.clone() for x in step.optimizer.state.values())]
 
 
@@ -123,7 +123,7 @@ def test_a_write_in_between_is_seen():
 def test_where_it_cannot_be_it_says_why(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch):
     train = TrainConfig()
     model = Transformer(CONFIG, ops="interpreted")
-    assert graphed_step(model, optimizer_of(model, train), train) is None  # a CPU has no graphs, and nobody expects one
+    assert captured_step(model, optimizer_of(model, train), train) is None  # a CPU has no graphs, and nobody expects one
     cases = {
         "synchronize within a step": (Transformer(CONFIG, ops="reference"), train),
         "a step of SGD cannot be captured": (model, replace(train, optimizer="sgd")),
@@ -134,7 +134,7 @@ def test_where_it_cannot_be_it_says_why(caplog: pytest.LogCaptureFixture, monkey
         optimizer = optimizer_of(each, config)
         monkeypatch.setattr(each, "device", torch.device("cuda"))
         with caplog.at_level(logging.WARNING, "tapeless"):
-            assert graphed_step(each, optimizer, config) is None
+            assert captured_step(each, optimizer, config) is None
         assert reason in caplog.messages[-1]
 
 

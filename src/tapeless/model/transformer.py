@@ -142,8 +142,8 @@ class Transformer(Generates):
     @property
     def _captures(self) -> bool:
         """Whether single passes are captured. Not on a GPU: their graphs would hold activations besides those of the captured
-        step. Not in inference mode, where torch's dispatcher shows fewer calls."""
-        return self.ops.capture is not None and self.device.type == "cpu" and not torch.is_inference_mode_enabled()
+        step."""
+        return self.ops.capture is not None and self.device.type == "cpu"
 
     @cached_property
     def _grad_parts(self) -> dict[str, Tensor]:

@@ -76,8 +76,7 @@ class CapturedStep:
         with torch.cuda.device(self.model.device) if self.model.device.type == "cuda" else nullcontext():
             self.step_scalars.copy_(self.optimizer.step_scalars(self.optimizer.t + 1))
             self.loss_limit.fill_(loss_limit)
-            report = self._run(batch)
-            loss, norm, good_ids = report.tolist()
+            loss, norm, good_ids = self._run(batch).tolist()
         self._judge(loss, norm, good_ids, step)
         skipped = loss > loss_limit
         self.optimizer.t += not skipped
@@ -94,13 +93,12 @@ class CapturedStep:
         return tuple(x.to(self.model.device) for x in (tokens, targets, documents) if x is not None)
 
     def _run(self, batch: tuple[Tensor, ...]) -> Tensor:  # (3,) float64
-        if self.model.ops.begin is not None:
-            self.model.ops.begin()
-        store = self.model.store
-        store.refresh()
-        (report,) = self._captured.run(self.model.ops, lambda: None, self._step, batch)
-        if self.model.device.type == "cuda":
-            store.flat[:0].zero_()  # raises torch's version counter of the parameters, which a graph does not
+        model, store = self.model, self.model.store
+        if model.ops.begin is not None:
+            model.ops.begin()
+        self._copy = store.copy  # asked for at every step, so that the store knows which version of the parameters it holds
+        (report,) = self._captured.run(model.ops, store.refresh, self._step, batch, model.recompute)
+        store.flat[:0].zero_()  # raises torch's version counter of the parameters, which the replay of a graph does not
         store.mark_copied()
         return report
 
@@ -112,21 +110,18 @@ class CapturedStep:
         losses: list[Tensor] = []
         for x, y, *document_ids in micro_batches(self.grad_accum, *batch):
             documents = document_ids[0] if document_ids else None
-            options = {"num_targets": count, "documents": documents, "accumulate": bool(losses), "check": False}
-            losses.append(model.forward_backward(x, y, **options))
+            accumulate = bool(losses)
+            losses.append(
+                model.forward_backward(x, y, num_targets=count, documents=documents, accumulate=accumulate, check=False)
+            )
         assert model.ops.grad_norm is not None
         loss, norm = sum(losses[1:], losses[0]).double(), model.ops.grad_norm(model.store.flat_grads)
         scale = (self.grad_clip / norm).clamp_max(1.0) if self.grad_clip > 0 else torch.ones_like(norm)
-        usable = loss.isfinite() & norm.isfinite() & (loss <= self.loss_limit)
-        report = [loss, norm]
-        if not self.checks_first:
-            V = model.config.vocab_size
-            good = ((tokens >= 0) & (tokens < V) & (ignored | ((targets >= 0) & (targets < V)))).all()
-            usable, report = usable & good, [*report, good.double()]
-        else:
-            report = [*report, torch.ones_like(norm)]
-        self.optimizer.update_on_device(self.step_scalars, torch.where(usable, scale, math.nan).float(), model.store.copy)
-        return (torch.stack(report),)
+        V = model.config.vocab_size
+        good_ids = ((tokens >= 0) & (tokens < V) & (ignored | ((targets >= 0) & (targets < V)))).all()
+        usable = good_ids & loss.isfinite() & norm.isfinite() & (loss <= self.loss_limit)
+        self.optimizer.update_on_device(self.step_scalars, torch.where(usable, scale, math.nan).float(), self._copy)
+        return (torch.stack([loss, norm, good_ids.double()]),)
 
     def _judge(self, loss: float, norm: float, good_ids: float, step: int) -> None:
         if not good_ids:

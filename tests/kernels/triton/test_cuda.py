@@ -19,7 +19,7 @@ from tapeless.kernels.triton.library_attention import attention
 from tapeless.model.transformer import Transformer
 from tapeless.ops.attention import ATTENTION
 from tapeless.optim.ema import Ema, decay_at
-from tapeless.training.graph import GraphedStep, graphed_step
+from tapeless.training.captured_step import CapturedStep, captured_step
 from tapeless.training.invariants import check_invariants
 from tapeless.training.layer_stats import LayerStats
 from tapeless.training.step import optimizer_of, train_step
@@ -61,7 +61,7 @@ def test_an_average_follows_a_captured_step():
     """The graph knows nothing of it; what it replays has to be in the average, and an evaluation must not disturb the graph."""
     model = Transformer(CONFIG, device="cuda", dtype="bfloat16")
     train = TrainConfig(device="cuda", dtype="bfloat16")
-    step = graphed_step(model, optimizer_of(model, train), train)
+    step = captured_step(model, optimizer_of(model, train), train)
     assert step is not None
     ema, expected = Ema(model.params, 0.6), torch.zeros_like(model.store.flat)
     tokens = torch.randint(512, (8, 64), device="cuda")
@@ -80,7 +80,7 @@ def test_muon_learns_in_bfloat16():
     model = Transformer(CONFIG, device="cuda", dtype="bfloat16")
     train = TrainConfig(device="cuda", dtype="bfloat16", optimizer="muon")
     optimizer = optimizer_of(model, train)
-    assert graphed_step(model, optimizer, train) is None
+    assert captured_step(model, optimizer, train) is None
     tokens, targets = torch.randint(512, (2, 8, 64), device="cuda")
     losses = [
         train_step(model, optimizer, tokens, targets, lr=5e-3, grad_clip=1.0, grad_accum=1, step=i, first_sample=0).loss
@@ -92,8 +92,8 @@ def test_muon_learns_in_bfloat16():
 def course(graphs: bool, steps: int = 6) -> tuple[list[float], torch.Tensor]:
     model = Transformer(CONFIG, device="cuda", dtype="bfloat16")
     train = TrainConfig(device="cuda", dtype="bfloat16")
-    step = graphed_step(model, optimizer_of(model, train), train)
-    assert isinstance(step, GraphedStep)
+    step = captured_step(model, optimizer_of(model, train), train)
+    assert isinstance(step, CapturedStep)
     if not graphs:
         step._run = step._step  # type: ignore[method-assign]
     losses = []
@@ -116,7 +116,7 @@ def test_a_replay_skips_a_spike_without_being_captured_again():
     """The limit is a number on the device: the same graph updates, skips, and updates again."""
     model = Transformer(CONFIG, device="cuda", dtype="bfloat16")
     train = TrainConfig(device="cuda", dtype="bfloat16")
-    step = graphed_step(model, optimizer_of(model, train), train)
+    step = captured_step(model, optimizer_of(model, train), train)
     assert step is not None
     tokens = torch.randint(512, (8, 64), device="cuda")
     moved = []
@@ -142,7 +142,7 @@ def test_a_replay_leaves_what_a_look_at_the_layers_needs():
     for grad_clip in (0.0, 0.05):
         model = Transformer(CONFIG, device="cuda", dtype="bfloat16")
         train = TrainConfig(device="cuda", dtype="bfloat16", grad_clip=grad_clip)
-        step, look = graphed_step(model, optimizer_of(model, train), train), LayerStats(model, 1)
+        step, look = captured_step(model, optimizer_of(model, train), train), LayerStats(model, 1)
         assert step is not None
         for i in range(4):
             tokens, before = torch.randint(512, (8, 64), device="cuda"), model.store.flat.clone()
@@ -160,7 +160,7 @@ def test_a_replay_leaves_what_a_look_at_the_layers_needs():
 def test_shapes_have_graphs_of_their_own():
     model = Transformer(CONFIG, device="cuda", dtype="bfloat16")
     train = TrainConfig(device="cuda", dtype="bfloat16")
-    step = graphed_step(model, optimizer_of(model, train), train)
+    step = captured_step(model, optimizer_of(model, train), train)
     assert step is not None
     for i in range(12):
         rows = (8, 4, 2)[i % 3]

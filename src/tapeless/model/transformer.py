@@ -299,6 +299,8 @@ class Transformer(Generates):
         if check:
             self._check(tokens, targets, documents)
             check_num_targets(num_targets)
+        elif self.ops.begin is not None:
+            self.ops.begin()
         n, _ = self._trunk(tokens, self._context(documents), keep=False)
         loss, _ = self.ops.linear_cross_entropy.forward(n, targets, self._p.head, **self._loss_options(num_targets))
         if check:

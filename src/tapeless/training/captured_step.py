@@ -31,20 +31,18 @@ SHAPES = 2  # most shapes to capture, since each has its own activations; steps 
 
 def captured_step(model: AnyModel, optimizer: FlatOptimizer, config: TrainConfig) -> "CapturedStep | None":
     """The captured step; None if it cannot be captured, for a GPU with the reason in the log."""
-    reason = _obstacle(model, optimizer)
-    if reason is None:
-        assert isinstance(model, Transformer)
-        return CapturedStep(model, optimizer, grad_clip=config.grad_clip, grad_accum=config.grad_accum)
-    if model.device.type == "cuda":
+    reason = _obstacle(model)
+    if reason is not None and model.device.type == "cuda":
         log.warning("CUDA graph disabled: %s; running eagerly", reason)
-    return None
+    if reason is not None or (model.device.type == "cpu" and not optimizer.one_kernel):
+        return None
+    assert isinstance(model, Transformer)
+    return CapturedStep(model, optimizer, grad_clip=config.grad_clip, grad_accum=config.grad_accum)
 
 
-def _obstacle(model: AnyModel, optimizer: FlatOptimizer) -> str | None:
+def _obstacle(model: AnyModel) -> str | None:
     if not isinstance(model, Transformer) or model.ops.capture is None or model.ops.grad_norm is None:
         return f"ops {model.ops.name!r} synchronize within a step"
-    if not optimizer.capturable:
-        return f"a step of {type(optimizer).__name__} cannot be captured"
     if model.config.dropout:
         return "dropout masks depend on the step number, which a graph cannot change"
     return None
@@ -55,7 +53,7 @@ class CapturedStep:
         self.model, self.optimizer, self.grad_clip, self.grad_accum = model, optimizer, grad_clip, grad_accum
         # Where reading waits for nothing, bad ids are found before the step, which names their position.
         self.checks_first = model.device.type == "cpu"
-        self.step_scalars = optimizer.step_scalars(1).to(model.device)  # (k,) float32
+        self.step_scalars = optimizer.step_scalars(1).to(model.device)  # (k,)
         self.loss_limit = torch.zeros((), dtype=torch.float64, device=model.device)
         self._captured = CapturedPasses(SHAPES)
 

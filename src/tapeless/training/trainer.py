@@ -226,7 +226,8 @@ class Trainer:
     def evaluate(self) -> Evaluation | None:
         """The loss on the validation windows, and a checkpoint if it is the best; None if a stop interrupted it."""
         with self._pause():
-            evaluated = partial(evaluate, self.model, self.validation, self.data.bytes_per_token, stopped=self.stopped)
+            options: dict[str, Any] = {"rows": self.config.batch_size, "stopped": self.stopped}
+            evaluated = partial(evaluate, self.model, self.validation, self.data.bytes_per_token, **options)
             found, average = evaluated(), None
             if found is not None and self.ema is not None:
                 with self.ema.as_weights():

@@ -17,7 +17,8 @@ def capture_graph(run: Callable[[], Any]) -> tuple[Any, CapturedCalls]:
     """OpSet.capture. Capturing computes nothing, so the graph is replayed once."""
     torch.cuda.empty_cache()  # the graph has its own pool; free what the pass before left cached
     graph, before = torch.cuda.CUDAGraph(), torch.cuda.memory_reserved()
-    with torch.cuda.graph(graph):
+    # Other threads may call CUDA meanwhile, such as one that writes a checkpoint.
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
         result = run()
     graph.replay()
     nbytes = torch.cuda.memory_reserved() - before

@@ -24,9 +24,9 @@ from tapeless.generate.engine import generate
 from tapeless.model.build import step_flops
 from tapeless.model.params import DTYPES
 from tapeless.optim.clip import grad_norm
+from tapeless.training.captured_step import captured_step
 from tapeless.training.checkpoint import STATE_FIELDS, save_checkpoint, verify
 from tapeless.training.fastest import clock, matmul_seconds, side
-from tapeless.training.captured_step import captured_step
 from tapeless.training.resources import nearest_folder
 from tapeless.training.runs import make_model
 from tapeless.training.step import optimizer_of, train_step

@@ -11,10 +11,10 @@ from collections.abc import Collection, Mapping
 from torch import Tensor
 
 from tapeless.errors import ConfigError
-from tapeless.optim.flat import FlatOptimizer
+from tapeless.optim.flat import CapturableOptimizer
 
 
-class Adam(FlatOptimizer):
+class Adam(CapturableOptimizer):
     state_names = ("exp_avg", "exp_avg_sq")
     options: tuple[str, ...] = ("beta1", "beta2", "eps")
 
@@ -44,7 +44,7 @@ class Adam(FlatOptimizer):
     def _identity_scalars(self) -> list[float]:
         return [1.0, 0.0, 0.0, 1.0, 0.0, 1.0, self.eps, 1.0]
 
-    def _update(self, g: Tensor, step_scalars: Tensor) -> None:
+    def _apply(self, g: Tensor, step_scalars: Tensor) -> None:
         self._move(self._coupled(g), slice(None), step_scalars)
 
     def _move(self, g: Tensor, where: slice, step_scalars: Tensor) -> None:

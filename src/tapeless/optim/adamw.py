@@ -52,7 +52,7 @@ class AdamW(Adam):
         moments = self.state["exp_avg"], self.state["exp_avg_sq"]
         self.fused(self.params, g, *moments, copy, self._pieces, step_scalars[:7], scale)
 
-    def _update(self, g: Tensor, step_scalars: Tensor) -> None:
+    def _apply(self, g: Tensor, step_scalars: Tensor) -> None:
         self._shrink(step_scalars)
         self._move(g, slice(None), step_scalars)
 

@@ -64,7 +64,6 @@ class FlatOptimizer(ABC):
     state_names: tuple[str, ...]
     options: tuple[str, ...] = ()  # fields of TrainConfig that it reads, besides lr and weight_decay; also its arguments
     kernel: str | None = None  # the field of OpSet that holds its fused update, passed as `fused`
-    one_kernel = False  # whether `update_on_device` is one pass over the buffers; otherwise `step` is faster on a CPU
 
     def __init__(
         self,
@@ -90,10 +89,6 @@ class FlatOptimizer(ABC):
         self._decayed_spans = decayed_spans(trained, self.decay) if weight_decay else []
         self._views = trained
 
-    @cached_property
-    def _identity(self) -> Tensor:  # (k,)
-        return torch.tensor(self._identity_scalars(), dtype=self.params.dtype, device=self.params.device)
-
     @classmethod
     def config_options(cls, config: TrainConfig) -> dict[str, Any]:
         """Its arguments from a configuration; None there means the default of the class."""
@@ -111,42 +106,12 @@ class FlatOptimizer(ABC):
         returned is whether it did. A scale other than 1 may be applied to the gradients in place."""
         if scale != 1:
             self.grads *= scale
-        self.t += 1
-        self._update(self.grads, self.step_scalars(self.t).to(self.params.device))
+        self._update()
         return False
 
-    def update_on_device(
-        self,
-        step_scalars: Tensor,  # (k,)
-        scale: Tensor,  # () float32; NaN: nothing is updated
-        copy: Tensor | None,  # (n,) receives the parameters
-    ) -> None:
-        """`step` with its numbers on the device, without reading a value: what a captured step calls. The caller counts t."""
-        usable = scale == scale
-        g = (self.grads * scale).masked_fill_(~usable, 0.0)
-        self._update(g, torch.where(usable, step_scalars, self._identity))
-        if copy is not None:
-            copy.copy_(self.params)
-
-    def step_scalars(self, t: int) -> Tensor:  # (k,)
-        """What step t depends on besides the gradients, on the CPU. Rounded here, from float64."""
-        return torch.tensor(self._step_scalars(t), dtype=self.params.dtype)
-
     @abstractmethod
-    def _step_scalars(self, t: int) -> list[float]:
-        """The numbers that `_update` reads at step t."""
-
-    @abstractmethod
-    def _identity_scalars(self) -> list[float]:
-        """Those with which `_update` by zero gradients changes nothing."""
-
-    @abstractmethod
-    def _update(
-        self,
-        g: Tensor,  # (n,) gradients
-        step_scalars: Tensor,  # (k,) on the device of the parameters
-    ) -> None:
-        """One step."""
+    def _update(self) -> None:
+        """One step by the gradients as they are."""
 
     def _coupled(
         self,
@@ -163,3 +128,50 @@ class FlatOptimizer(ABC):
     def named_state(self) -> dict[str, dict[str, Tensor]]:
         """The state under the parameters' names, as views: what a checkpoint saves and restores."""
         return {key: named_views(flat, self._views) for key, flat in self.state.items()}
+
+
+class CapturableOptimizer(FlatOptimizer):
+    """One whose step reads every number that changes from step to step from a tensor, so that it can be captured."""
+
+    one_kernel = False  # whether `update_on_device` is one pass over the buffers; otherwise `step` is faster on a CPU
+
+    @abstractmethod
+    def _step_scalars(self, t: int) -> list[float]:
+        """What `_apply` reads at step t."""
+
+    @abstractmethod
+    def _identity_scalars(self) -> list[float]:
+        """With these and zero gradients `_apply` changes nothing."""
+
+    @abstractmethod
+    def _apply(
+        self,
+        g: Tensor,  # (n,) gradients
+        step_scalars: Tensor,  # (k,) on the device of the parameters
+    ) -> None:
+        """The formula of one step."""
+
+    def step_scalars(self, t: int) -> Tensor:  # (k,)
+        """What step t depends on besides the gradients, on the CPU; rounded here, from float64."""
+        return torch.tensor(self._step_scalars(t), dtype=self.params.dtype)
+
+    @cached_property
+    def _identity(self) -> Tensor:  # (k,)
+        return torch.tensor(self._identity_scalars(), dtype=self.params.dtype, device=self.params.device)
+
+    def _update(self) -> None:
+        self.t += 1
+        self._apply(self.grads, self.step_scalars(self.t).to(self.params.device))
+
+    def update_on_device(
+        self,
+        step_scalars: Tensor,  # (k,)
+        scale: Tensor,  # () float32, of the gradients; NaN: nothing is updated
+        copy: Tensor | None,  # (n,) receives the parameters
+    ) -> None:
+        """`step` with its numbers on the device, without reading a value: what a captured step calls. The caller counts t."""
+        usable = scale == scale
+        g = (self.grads * scale).masked_fill_(~usable, 0.0)
+        self._apply(g, torch.where(usable, step_scalars, self._identity))
+        if copy is not None:
+            copy.copy_(self.params)

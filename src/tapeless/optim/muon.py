@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from tapeless.optim.adamw import AdamW, pieces
-from tapeless.optim.flat import FlatOptimizer, decayed_spans, named_views, spans_without
+from tapeless.optim.flat import CapturableOptimizer, decayed_spans, named_views, spans_without
 
 NOT_HIDDEN = ("embed.w", "pos.w", "head.w")  # matrices with one row per token or position
 A, B, C, ITERATIONS = 3.4445, -4.7750, 2.0315, 5
@@ -84,10 +84,10 @@ class Muon(AdamW):
         self._pieces = pieces(self._decayed_spans, self._rest).to(self.params.device)
 
     def step(self, *, scale: float = 1.0, copy: Tensor | None = None) -> bool:
-        return FlatOptimizer.step(self, scale=scale, copy=copy)
+        return CapturableOptimizer.step(self, scale=scale, copy=copy)
 
     def update_on_device(self, step_scalars: Tensor, scale: Tensor, copy: Tensor | None) -> None:
-        FlatOptimizer.update_on_device(self, step_scalars, scale, copy)
+        CapturableOptimizer.update_on_device(self, step_scalars, scale, copy)
 
     def _step_scalars(self, t: int) -> list[float]:
         """Those of AdamW, then 1 - mu, then the rate of each batch."""
@@ -98,7 +98,7 @@ class Muon(AdamW):
     def _identity_scalars(self) -> list[float]:
         return [*super()._identity_scalars(), 0.0, *(0.0 for _ in self._batches)]
 
-    def _update(self, g: Tensor, step_scalars: Tensor) -> None:
+    def _apply(self, g: Tensor, step_scalars: Tensor) -> None:
         shrink, rest, gradients = step_scalars[0], step_scalars[8], named_views(g, self._matrices)
         for names, rate in zip(self._batches, step_scalars[9:], strict=True):
             self._turn({name: gradients[name] for name in names}, shrink, rest, rate)

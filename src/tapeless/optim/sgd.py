@@ -10,10 +10,10 @@ from collections.abc import Collection, Mapping
 from torch import Tensor
 
 from tapeless.errors import ConfigError
-from tapeless.optim.flat import FlatOptimizer
+from tapeless.optim.flat import CapturableOptimizer
 
 
-class SGD(FlatOptimizer):
+class SGD(CapturableOptimizer):
     state_names = ("momentum",)
     options = ("momentum", "nesterov")
 
@@ -39,7 +39,7 @@ class SGD(FlatOptimizer):
     def _identity_scalars(self) -> list[float]:
         return [1.0, 0.0, 0.0, 0.0]
 
-    def _update(self, g: Tensor, step_scalars: Tensor) -> None:
+    def _apply(self, g: Tensor, step_scalars: Tensor) -> None:
         momentum, one, rate, nesterov_rate = step_scalars
         d, u = self._coupled(g), self.state["momentum"]
         u.mul_(momentum).addcmul_(d, one)  # u starts at zero, so the first step gives u = d

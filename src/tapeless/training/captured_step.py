@@ -22,7 +22,7 @@ from tapeless.model.check import check_documents, check_shapes, check_targets, c
 from tapeless.model.replay import CapturedPasses
 from tapeless.model.transformer import Transformer
 from tapeless.ops.cross_entropy import IGNORED
-from tapeless.optim.flat import FlatOptimizer
+from tapeless.optim.flat import CapturableOptimizer, FlatOptimizer
 from tapeless.training.step import StepResult, micro_batches
 
 log = logging.getLogger("tapeless")
@@ -31,25 +31,30 @@ SHAPES = 2  # most shapes to capture, since each has its own activations; steps 
 
 def captured_step(model: AnyModel, optimizer: FlatOptimizer, config: TrainConfig) -> "CapturedStep | None":
     """The captured step; None if it cannot be captured, for a GPU with the reason in the log."""
-    reason = _obstacle(model)
-    if reason is not None and model.device.type == "cuda":
-        log.warning("CUDA graph disabled: %s; running eagerly", reason)
-    if reason is not None or (model.device.type == "cpu" and not optimizer.one_kernel):
+    reason = _obstacle(model, optimizer)
+    if reason is not None:
+        if model.device.type == "cuda":
+            log.warning("CUDA graph disabled: %s; running eagerly", reason)
         return None
     assert isinstance(model, Transformer)
+    assert isinstance(optimizer, CapturableOptimizer)
+    if model.device.type == "cpu" and not optimizer.one_kernel:
+        return None  # train_step is faster, and its passes are captured
     return CapturedStep(model, optimizer, grad_clip=config.grad_clip, grad_accum=config.grad_accum)
 
 
-def _obstacle(model: AnyModel) -> str | None:
+def _obstacle(model: AnyModel, optimizer: FlatOptimizer) -> str | None:
     if not isinstance(model, Transformer) or model.ops.capture is None or model.ops.grad_norm is None:
         return f"ops {model.ops.name!r} synchronize within a step"
+    if not isinstance(optimizer, CapturableOptimizer):
+        return f"a step of {type(optimizer).__name__} cannot be captured"
     if model.config.dropout:
         return "dropout masks depend on the step number, which a graph cannot change"
     return None
 
 
 class CapturedStep:
-    def __init__(self, model: Transformer, optimizer: FlatOptimizer, *, grad_clip: float, grad_accum: int):
+    def __init__(self, model: Transformer, optimizer: CapturableOptimizer, *, grad_clip: float, grad_accum: int):
         self.model, self.optimizer, self.grad_clip, self.grad_accum = model, optimizer, grad_clip, grad_accum
         # Where reading waits for nothing, bad ids are found before the step, which names their position.
         self.checks_first = model.device.type == "cpu"

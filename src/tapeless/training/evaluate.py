@@ -52,8 +52,8 @@ def evaluate(
     rows: int = 0,
     stopped: Callable[[], bool] = lambda: False,
 ) -> Evaluation | None:
-    """The mean over all valid targets; None if `stopped` returned True on the way. rows: of a batch that fits into the memory of
-    a GPU, which then gets as many at a time; on a CPU the batches, and with them the bits, do not depend on it."""
+    """The mean over all valid targets; None if `stopped` returned True on the way. rows: of a batch that fits into a GPU, which
+    then gets as many at a time; on a CPU the batches, and with them the bits, do not depend on it."""
     total, count = torch.zeros((), dtype=torch.float64, device=model.device), 0
     for batch in _batches(model, windows, rows if model.device.type == "cuda" else 0):
         if stopped():

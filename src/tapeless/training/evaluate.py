@@ -35,7 +35,7 @@ def rows_at_once(seq_len: int) -> int:
 
 
 def _batches(model: AnyModel, windows: ValidationSet, rows: int = 0) -> Iterator[Batch]:
-    """rows: at least so many windows each. Their ids are checked here, before they are on a device that must not be waited for."""
+    """rows: at least so many windows each. Ids are checked here, since on a GPU a check would wait for the device."""
     V = model.config.vocab_size
     for tokens, targets, *document_ids in windows.batches(max(rows, rows_at_once(windows.seq_len))):
         check_tokens(tokens, V, tokens.device)

@@ -1,6 +1,6 @@
 """Capture as a CUDA graph: the kernels of a pass or of a step, replayed without Python and without gaps between them.
 
-Tested by: tests/kernels/triton/test_cuda.py; without a GPU, what is captured runs by itself in tests/train/test_captured_step.py."""
+Tested by: tests/kernels/triton/test_cuda.py; what is captured runs without a GPU in tests/train/test_captured_step.py."""
 
 import logging
 from collections.abc import Callable

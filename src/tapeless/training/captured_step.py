@@ -108,8 +108,7 @@ class CapturedStep:
     def _step(self, *batch: Tensor) -> tuple[Tensor]:  # (k*B, T) int64: tokens, targets, documents -> (3,) float64
         """The whole step without reading a value: what can be captured."""
         model, (tokens, targets) = self.model, batch[:2]
-        ignored = targets == IGNORED
-        count = (~ignored).sum().clamp_min(1).float()
+        count = (targets != IGNORED).sum().clamp_min(1).float()
         losses: list[Tensor] = []
         for x, y, *document_ids in micro_batches(self.grad_accum, *batch):
             documents = document_ids[0] if document_ids else None
@@ -120,11 +119,17 @@ class CapturedStep:
         assert model.ops.grad_norm is not None
         loss, norm = sum(losses[1:], losses[0]).double(), model.ops.grad_norm(model.store.flat_grads)
         scale = (self.grad_clip / norm).clamp_max(1.0) if self.grad_clip > 0 else torch.ones_like(norm)
-        V = model.config.vocab_size
-        good_ids = ((tokens >= 0) & (tokens < V) & (ignored | ((targets >= 0) & (targets < V)))).all()
-        usable = good_ids & loss.isfinite() & norm.isfinite() & (loss <= self.loss_limit)
+        good_ids = self._good_ids(tokens, targets)
+        usable = good_ids & (loss + norm).isfinite() & (loss <= self.loss_limit)
         self.optimizer.update_on_device(self.step_scalars, torch.where(usable, scale, math.nan).float(), self._copy)
         return (torch.stack([loss, norm, good_ids.double()]),)
+
+    def _good_ids(self, tokens: Tensor, targets: Tensor) -> Tensor:  # () bool
+        if self.checks_first:
+            return torch.ones((), dtype=torch.bool)
+        V = self.model.config.vocab_size
+        good_targets = (targets == IGNORED) | ((targets >= 0) & (targets < V))
+        return ((tokens >= 0) & (tokens < V) & good_targets).all()
 
     def _judge(self, loss: float, norm: float, good_ids: float, step: int) -> None:
         if not good_ids:

@@ -1,5 +1,5 @@
-"""The captured step. On a CPU it is compared with train_step, bit for bit. What a GPU does is one function without a look at any
-value, which runs here in Triton's interpreter; that a graph can hold it takes a GPU (tests/kernels/triton/test_cuda.py)."""
+"""The captured step. On a CPU it is compared with train_step, bit for bit. What a GPU does is one function that looks at no
+value, and runs here in Triton's interpreter; that a graph can hold it takes a GPU (tests/kernels/triton/test_cuda.py)."""
 
 import logging
 import math

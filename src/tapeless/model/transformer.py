@@ -124,7 +124,7 @@ class Transformer(Generates):
         make_decoder = None if lora else self.ops.decoder  # it does not know adapters; a merged model has none
         self._decode = make_decoder and make_decoder(config, self.store.layout.spans, self.store.compute_flat)
         self._saved: SavedActivations | None = None
-        self._captured = CapturedPasses()
+        self._captured, self._captured_losses = CapturedPasses(), CapturedPasses(1)
 
     @cached_property
     def _g(self) -> TransformerParams:
@@ -295,14 +295,23 @@ class Transformer(Generates):
         documents: Tensor | None = None,  # (B, T) int64
         check: bool = True,
     ) -> Tensor:  # ()
-        """The loss for evaluation: saves nothing, applies no dropout. check: see forward_backward."""
+        """The loss for evaluation: saves nothing, applies no dropout. check: see forward_backward. On the CPU it is captured and
+        replayed if num_targets is given."""
         if check:
             self._check(tokens, targets, documents)
             check_num_targets(num_targets)
         elif self.ops.begin is not None:
             self.ops.begin()
-        n, _ = self._trunk(tokens, self._context(documents), keep=False)
-        loss, _ = self.ops.linear_cross_entropy.forward(n, targets, self._p.head, **self._loss_options(num_targets))
+
+        def run(tokens: Tensor, targets: Tensor, documents: Tensor | None = None) -> tuple[Tensor]:
+            n, _ = self._trunk(tokens, self._context(documents), keep=False)
+            return (self.ops.linear_cross_entropy.forward(n, targets, self._p.head, **self._loss_options(num_targets))[0],)
+
+        batch = (tokens, targets) if documents is None else (tokens, targets, documents)
+        if self._captures and num_targets is not None:
+            (loss,) = self._captured_losses.run(self.ops, self.store.refresh, run, batch, num_targets)
+        else:
+            (loss,) = run(*batch)
         if check:
             self._finite(loss)
         return loss

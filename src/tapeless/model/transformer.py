@@ -295,8 +295,8 @@ class Transformer(Generates):
         documents: Tensor | None = None,  # (B, T) int64
         check: bool = True,
     ) -> Tensor:  # ()
-        """The loss for evaluation: saves nothing, applies no dropout. check: see forward_backward. On the CPU it is captured and
-        replayed if num_targets is given."""
+        """The loss for evaluation: saves nothing, applies no dropout. check: see forward_backward. Captured and replayed on a
+        CPU if num_targets is given."""
         if check:
             self._check(tokens, targets, documents)
             check_num_targets(num_targets)

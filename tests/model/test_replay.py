@@ -249,3 +249,21 @@ def test_an_optimizer_that_nobody_knows(dtype: str):
         for model in models:
             model.store.flat.data[: model.store.flat_grads.numel()].sub_(model.store.flat_grads, alpha=0.1)
     assert models[0]._captured.count == 1
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("documents", [False, True])
+def test_a_captured_evaluation_equals_one_that_is_run(dtype: str, documents: bool):
+    models = pair(LLAMA, dtype=dtype)
+    for seed in range(6):
+        tokens, targets = batch(seed, LARGE, ignored=seed)
+        options = {"documents": (torch.arange(96) // (5 + seed)).repeat(6, 1)} if documents else {}
+        assert torch.equal(*(model.loss(tokens, targets, num_targets=1, **options) for model in models))
+        for model in models:
+            model.loss(tokens, targets)  # reads the number of its targets
+            model.forward_backward(tokens, targets)
+            model.store.flat.mul_(0.99)
+    assert models[0]._captured_losses.count == 1
+    models[0].params["blocks.2.ffn.w_down"][3, 4] = torch.nan
+    with pytest.raises(NonFiniteError, match=r"blocks.2.ffn.w_down.*\[3, 4\]"):
+        models[0].loss(*batch(0, LARGE), num_targets=1)

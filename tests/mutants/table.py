@@ -263,10 +263,16 @@ LISTED = (
         "49",
         "eps inside the root",
         "optim:Adam",
-        "$v.sqrt().div_(math.sqrt($correction)).add_($eps)",
-        "$v.div($correction).add_($eps).sqrt_()",
+        "$v.sqrt().div_($root).add_($eps)",
+        "$v.div($root * $root).add_($eps).sqrt_()",
     ),
-    Mutant("50", "coupled decay", "optim:AdamW", "self._shrink()\nreturn self.grads", "return self._coupled_grads()"),
+    Mutant(
+        "50",
+        "coupled decay",
+        "optim:AdamW",
+        "self._shrink($f)\nself._move($g, $where, $s)",
+        "self._move(self._coupled($g), $where, $s)",
+    ),
     Mutant("51a", "decay on norms and biases, by the optimizer", "#decayed-spans", "$name in $decay", "True"),
     Mutant(
         "51b",
@@ -389,12 +395,14 @@ EXTRA = (
         "0 < $limit and $norm < $inf",
     ),
     Mutant("X23", "decay reaches one parameter too far", "#decayed-neighbours", "$f = $n in $d", "$f = $n in $d or $f"),
-    Mutant("X24", "momentum damped by 1 - mu", "optim:SGD", "$u.mul_($mu).add_($d)", "$u.mul_($mu).add_($d, alpha=1 - $mu)"),
+    Mutant(
+        "X24", "momentum damped by 1 - mu", "optim:SGD", "$u.mul_($mu).addcmul_($d, $one)", "$u.mul_($mu).addcmul_($d, 1 - $mu)"
+    ),
     Mutant(
         "X25", "dropout masks repeat every step", TRAINER, "train_step(*$a, step=$s, **$k)", "train_step(*$a, step=0, **$k)"
     ),
     Mutant("X26", "Muon iterates once too few", "optim:orthogonal", "range($n)", "range($n - 1)"),
-    Mutant("X27", "Muon's step scaled by rows, whatever is larger", "optim:Muon", "max($w.shape)", "$w.shape[0]"),
+    Mutant("X27", "Muon's step scaled by rows, whatever is larger", "optim:Muon", "max($shape)", "$shape[0]"),
     Mutant("X28", "Muon does not look ahead", "optim:Muon", "$ahead if self.nesterov else $m", "$m"),
     Mutant("X29", "Muon takes embeddings and head too", "optim:", '("embed.w", "pos.w", "head.w")', "()"),
     Mutant("X30", "Muon's matrices do not decay", "optim:Muon", "$name in self.decay", "False"),

@@ -7,7 +7,7 @@ from optim_fixtures import draw_gradients, gaps, small_model
 from tapeless.config import TrainConfig
 from tapeless.errors import ConfigError
 from tapeless.optim import SGD, Adam, AdamW, Muon, make_optimizer
-from tapeless.optim.flat import FlatOptimizer, decayed_spans, flat_buffer
+from tapeless.optim.flat import CapturableOptimizer, FlatOptimizer, decayed_spans, flat_buffer
 
 KINDS = [SGD, Adam, AdamW, Muon]
 MATRICES = (
@@ -132,3 +132,28 @@ def test_made_from_a_configuration(name: str, kind: type[FlatOptimizer]):
     wanted |= {"momentum": 0.6, "nesterov": True} if name in ("sgd", "muon") else {}
     wanted |= {"beta1": 0.7, "beta2": 0.8, "eps": 1e-4} if name != "sgd" else {}
     assert {field: getattr(optimizer, field) for field in wanted} == wanted
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [(SGD, {}), (SGD, {"momentum": 0.9}), (SGD, {"momentum": 0.9, "nesterov": True}), (Adam, {}), (AdamW, {}), (Muon, {})],
+)
+def test_with_its_numbers_on_the_device_a_step_has_the_same_bits(kind: type[CapturableOptimizer], options: dict[str, object]):
+    """With scale NaN, and gradients that are no numbers, nothing changes."""
+    models = [small_model(), small_model()]
+    plain, captured = (kind(model.params, model.grads, weight_decay=0.1, **options) for model in models)  # type: ignore[call-arg]
+    copy = torch.empty_like(captured.params, dtype=torch.bfloat16)
+    for t, scale in enumerate((1.0, 0.375, 0.5), start=1):
+        draw_gradients(models[0], t)
+        captured.grads.copy_(plain.grads)
+        held = [captured.params, *captured.state.values()]
+        before = [x.clone() for x in held]
+        captured.grads[0] = torch.inf
+        captured.update_on_device(captured.step_scalars(t), torch.tensor(torch.nan), copy)
+        assert all(map(torch.equal, before, held))
+        captured.grads.copy_(plain.grads)
+        plain.lr = captured.lr = 0.01 * t
+        plain.step(scale=scale)
+        captured.update_on_device(captured.step_scalars(t), torch.tensor(scale), copy)
+        assert all(map(torch.equal, (plain.params, *plain.state.values()), held))
+        assert torch.equal(copy, plain.params.bfloat16())

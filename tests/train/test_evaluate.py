@@ -9,6 +9,7 @@ from torch import Tensor
 
 from tapeless.config import ModelConfig, SimpleLMConfig
 from tapeless.data.loader import ValidationSet
+from tapeless.errors import InputError, NonFiniteError
 from tapeless.model.build import build_model
 from tapeless.training import evaluate as module
 from tapeless.training.evaluate import accuracy, evaluate
@@ -90,3 +91,45 @@ def test_accuracy_is_the_share_of_likeliest_predictions(rows: int, monkeypatch: 
     half = torch.where(torch.arange(T) % 2 == 0, likeliest, (likeliest + 1) % V)
     half[2] = -100
     assert accuracy(model, validation(tokens, half)) == (0.5, (N - 1) * T)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_sum_has_the_bits_of_losses_read_one_by_one(dtype: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(module, "TOKENS", 2 * T)
+    model, (tokens, targets) = build_model(MODEL, dtype=dtype), windows()
+    pieces = zip(tokens.split(2), targets.split(2), strict=True)
+    expected = sum(float(model.loss(x, y, num_targets=1)) for x, y in pieces) / int((targets >= 0).sum())
+    for rows in (0, 4):  # a GPU alone gets larger batches
+        found = evaluate(model, validation(tokens, targets), 1.0, rows=rows)
+        assert found is not None
+        assert found.val_loss == expected
+
+
+def test_only_the_sum_is_read(monkeypatch: pytest.MonkeyPatch):
+    """A read of each loss would wait for a GPU each time."""
+    model, asked = build_model(MODEL), []
+    monkeypatch.setattr(module, "TOKENS", 2 * T)
+    loss = model.loss
+
+    def seen(*batch: Tensor, check: bool = True, **options: int) -> Tensor:
+        asked.append(check)
+        return loss(*batch, check=check, **options)
+
+    monkeypatch.setattr(model, "loss", seen)
+    assert evaluate(model, validation(*windows()), 1.0) is not None
+    assert asked == [False] * 5
+
+
+@pytest.mark.parametrize(("which", "bad"), [(0, V), (1, -5)])
+def test_a_bad_id_is_named(which: int, bad: int):
+    data = windows()
+    data[which][2, 3] = bad
+    with pytest.raises(InputError, match=r"\[2, 3\]"):
+        evaluate(build_model(MODEL), validation(*data), 1.0)
+
+
+def test_a_broken_parameter_is_named():
+    model = build_model(MODEL)
+    model.params["blocks.1.ffn.w_down"][3, 4] = torch.nan
+    with pytest.raises(NonFiniteError, match=r"blocks.1.ffn.w_down.*\[3, 4\]"):
+        evaluate(model, validation(*windows()), 1.0)

@@ -20,7 +20,7 @@ from tapeless.kernels.determinism import enable_determinism
 from tapeless.model.build import AnyModel, build_model
 from tapeless.model.memory import saved_bytes
 from tapeless.model.transformer import Transformer
-from tapeless.training.graph import graphed_step
+from tapeless.training.captured_step import captured_step
 from tapeless.training.step import optimizer_of, train_step
 
 
@@ -31,15 +31,15 @@ class Ours(Contender):
         self.task, self.steps = task, 0
         self.model = our_model(task)
         self.optimizer = optimizer_of(self.model, task.train)
-        self.graphed = graphed_step(self.model, self.optimizer, task.train)
+        self.captured = captured_step(self.model, self.optimizer, task.train)
 
     def prepare(self, step: int) -> None:
         self.steps, self.batch = step, self.task.batch(step)
 
     def step(self) -> float:
         c = self.task.train
-        if self.graphed is not None:
-            return self.graphed(*self.batch, lr=c.lr, step=self.steps).loss
+        if self.captured is not None:
+            return self.captured(*self.batch, lr=c.lr, step=self.steps).loss
         options: dict[str, Any] = {"lr": c.lr, "grad_clip": c.grad_clip, "grad_accum": 1}
         return train_step(self.model, self.optimizer, *self.batch, **options, step=self.steps, first_sample=0).loss
 

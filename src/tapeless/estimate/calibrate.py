@@ -24,9 +24,9 @@ from tapeless.generate.engine import generate
 from tapeless.model.build import step_flops
 from tapeless.model.params import DTYPES
 from tapeless.optim.clip import grad_norm
+from tapeless.training.captured_step import captured_step
 from tapeless.training.checkpoint import STATE_FIELDS, save_checkpoint, verify
 from tapeless.training.fastest import clock, matmul_seconds, side
-from tapeless.training.graph import graphed_step
 from tapeless.training.resources import nearest_folder
 from tapeless.training.runs import make_model
 from tapeless.training.step import optimizer_of, train_step
@@ -67,15 +67,15 @@ class Bench:
         self.config, self.train = reduced
         self.model = make_model(*reduced)
         self.optimizer = optimizer_of(self.model, self.train)
-        self.graphed = graphed_step(self.model, self.optimizer, self.train)
+        self.captured = captured_step(self.model, self.optimizer, self.train)
         generator = torch.Generator().manual_seed(0)
         shape = (self.train.batch_size, self.train.seq_len or 1)
         self.tokens = torch.randint(0, self.config.vocab_size, shape, generator=generator).to(self.train.device)
         self.steps = 0
 
     def step(self) -> None:
-        if self.graphed is not None:
-            self.graphed(self.tokens, self.tokens, lr=1e-4, step=self.steps)
+        if self.captured is not None:
+            self.captured(self.tokens, self.tokens, lr=1e-4, step=self.steps)
         else:
             options: dict[str, Any] = {"lr": 1e-4, "grad_clip": self.train.grad_clip, "grad_accum": 1}
             train_step(

@@ -125,7 +125,7 @@ def dry_ops(name: str) -> DryOps | None:
         from tapeless.kernels.triton import ops
         from tapeless.kernels.triton.linear_cross_entropy import rows_of_logits
 
-        return DryOps(ops.triton_ops() if name == "triton" else ops.fp8_ops(), None, rows_of_logits)
+        return DryOps(replace(ops.triton_ops() if name == "triton" else ops.fp8_ops(), capture=None), None, rows_of_logits)
     return None
 
 

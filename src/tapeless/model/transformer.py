@@ -124,7 +124,7 @@ class Transformer(Generates):
         make_decoder = None if lora else self.ops.decoder  # it does not know adapters; a merged model has none
         self._decode = make_decoder and make_decoder(config, self.store.layout.spans, self.store.compute_flat)
         self._saved: SavedActivations | None = None
-        self._captured = CapturedPasses()
+        self._captured, self._captured_losses = CapturedPasses(), CapturedPasses(1)
 
     @cached_property
     def _g(self) -> TransformerParams:
@@ -138,6 +138,12 @@ class Transformer(Generates):
             final_norm=norm_views(self.config, layout, flat, "final_norm"),
             head=layout.view(flat, "embed.w" if self.config.tie_embeddings else "head.w"),
         )
+
+    @property
+    def _captures(self) -> bool:
+        """Whether single passes are captured. Not on a GPU: their graphs would hold activations besides those of the captured
+        step."""
+        return self.ops.capture is not None and self.device.type != "cuda"
 
     @cached_property
     def _grad_parts(self) -> dict[str, Tensor]:
@@ -241,18 +247,18 @@ class Transformer(Generates):
         elif self.ops.begin is not None:
             self.ops.begin()
         ctx = self._context(documents, self._dropout(step, first_sample))
-        # Only tokens and targets may differ between captured passes; in inference mode torch's dispatcher shows fewer calls.
+        # Only tokens and targets may differ between captured passes. A num_targets on the device is part of a captured step.
         varies = on_grads_ready is not None or documents is not None or ctx.dropout is not None
-        capturable = self.ops.capture is not None and not varies and not torch.is_inference_mode_enabled()
+        capturable = self._captures and not varies and not isinstance(num_targets, Tensor)
         if capturable:
-            num_targets = int(num_targets or valid_targets(targets))
+            num_targets = num_targets or valid_targets(targets)
 
         def run(tokens: Tensor, targets: Tensor) -> tuple[Tensor, ...]:  # loss (), and a sum () to check
             return self._forward_backward(tokens, targets, ctx, num_targets, on_grads_ready, accumulate, check)
 
         if capturable:
             key = num_targets, accumulate, check, self.recompute
-            loss, *sums = self._captured.run(self.ops, self.store.refresh, run, tokens, targets, *key)
+            loss, *sums = self._captured.run(self.ops, self.store.refresh, run, (tokens, targets), *key)
         else:
             loss, *sums = run(tokens, targets)
         for number in (*sums, loss) if check else ():
@@ -289,12 +295,23 @@ class Transformer(Generates):
         documents: Tensor | None = None,  # (B, T) int64
         check: bool = True,
     ) -> Tensor:  # ()
-        """The loss for evaluation: saves nothing, applies no dropout. check: see forward_backward."""
+        """The loss for evaluation: saves nothing, applies no dropout. check: see forward_backward. Captured and replayed on a
+        CPU if num_targets is given."""
         if check:
             self._check(tokens, targets, documents)
             check_num_targets(num_targets)
-        n, _ = self._trunk(tokens, self._context(documents), keep=False)
-        loss, _ = self.ops.linear_cross_entropy.forward(n, targets, self._p.head, **self._loss_options(num_targets))
+        elif self.ops.begin is not None:
+            self.ops.begin()
+
+        def run(tokens: Tensor, targets: Tensor, documents: Tensor | None = None) -> tuple[Tensor]:
+            n, _ = self._trunk(tokens, self._context(documents), keep=False)
+            return (self.ops.linear_cross_entropy.forward(n, targets, self._p.head, **self._loss_options(num_targets))[0],)
+
+        batch = (tokens, targets) if documents is None else (tokens, targets, documents)
+        if self._captures and num_targets is not None:
+            (loss,) = self._captured_losses.run(self.ops, self.store.refresh, run, batch, num_targets)
+        else:
+            (loss,) = run(*batch)
         if check:
             self._finite(loss)
         return loss

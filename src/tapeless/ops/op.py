@@ -67,11 +67,9 @@ class OpSet:
     adam_update: Callable[..., None] | None = None  # (p, g, m, v, copy, pieces, step_scalars, scale), see AdamW.fused_update
     grad_norm: Callable[[Tensor], Tensor] | None = None  # (n,) -> () float64
     non_accumulating: "OpSet | None" = None  # this set with matmuls that overwrite dw instead of accumulating into it
-    # Whether no op waits for the device, so that a step can be captured in a CUDA graph: the loss then also takes num_targets
-    # as a tensor on the device, and adam_update changes nothing where the scale is NaN.
-    capturable: bool = False
-    # (run) -> what run() returns, and its captured calls, or the reason why they cannot be replayed; None: no capture. Set to
-    # None when replacing an op by one that computes in numpy.
+    # (run) -> what run() returns, and its captured calls, or the reason why they cannot be replayed; None: no capture. In a set
+    # that has it no op reads a value: the loss also takes num_targets as a tensor () float32 on the device, and adam_update
+    # changes nothing where the scale is NaN. Set to None when replacing an op by one that reads values or computes in numpy.
     capture: "Callable[[Callable[[], Any]], tuple[Any, CapturedCalls | str]] | None" = None
 
     def map(self, change: Callable[[str, Op], Op]) -> "OpSet":

@@ -11,10 +11,10 @@ from collections.abc import Collection, Mapping
 from torch import Tensor
 
 from tapeless.errors import ConfigError
-from tapeless.optim.flat import FlatOptimizer
+from tapeless.optim.flat import CapturableOptimizer
 
 
-class Adam(FlatOptimizer):
+class Adam(CapturableOptimizer):
     state_names = ("exp_avg", "exp_avg_sq")
     options: tuple[str, ...] = ("beta1", "beta2", "eps")
 
@@ -35,18 +35,22 @@ class Adam(FlatOptimizer):
         super().__init__(params, grads, lr=lr, weight_decay=weight_decay, decay=decay)
         self.beta1, self.beta2, self.eps = beta1, beta2, eps
 
-    def _update(self) -> None:
-        g = self._decay()
-        self.t += 1
-        self._move(g, slice(None))
+    def _step_scalars(self, t: int) -> list[float]:
+        """The first seven are those of OpSet.adam_update. 1 - beta is computed here: from a rounded beta it would have few
+        correct digits."""
+        shrink, rate, root = 1 - self.lr * self.weight_decay, self.lr / (1 - self.beta1**t), math.sqrt(1 - self.beta2**t)
+        return [shrink, rate, 1 - self.beta1, self.beta2, 1 - self.beta2, 1 / root, self.eps, root]
 
-    def _move(self, g: Tensor, where: slice) -> None:
+    def _identity_scalars(self) -> list[float]:
+        return [1.0, 0.0, 0.0, 1.0, 0.0, 1.0, self.eps, 1.0]
+
+    def _apply(self, g: Tensor, step_scalars: Tensor) -> None:
+        self._move(self._coupled(g), slice(None), step_scalars)
+
+    def _move(self, g: Tensor, where: slice, step_scalars: Tensor) -> None:
         """The formula for a span of the flat buffers."""
+        _, rate, rest1, beta2, rest2, _, eps, root = step_scalars[:8]
         p, g, m, v = (x[where] for x in (self.params, g, self.state["exp_avg"], self.state["exp_avg_sq"]))
-        m.lerp_(g, 1 - self.beta1)
-        v.mul_(self.beta2).addcmul_(g, g, value=1 - self.beta2)
-        root = v.sqrt().div_(math.sqrt(1 - self.beta2**self.t)).add_(self.eps)
-        p.addcdiv_(m, root, value=-self.lr / (1 - self.beta1**self.t))
-
-    def _decay(self) -> Tensor:  # (n,) the gradients for the moments
-        return self._coupled_grads()
+        m.lerp_(g, rest1)
+        v.mul_(beta2).addcmul_(g * rest2, g)
+        p.addcdiv_(m * -rate, v.sqrt().div_(root).add_(eps))

@@ -4,7 +4,6 @@
 The OpSet may have the whole step as one kernel (adam_update).
 Tested by: tests/optim/test_adam.py, step by step against torch.optim in float64; tests/kernels/cpu/test_update.py."""
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -29,7 +28,7 @@ class AdamW(Adam):
     ):
         """options: those of Adam. fused: a kernel that does a whole step in one pass (OpSet.adam_update)."""
         super().__init__(params, grads, **options)
-        self.fused, self.capturable = fused, fused is not None
+        self.fused, self.one_kernel = fused, fused is not None
         self._pieces = pieces(self._decayed_spans, [slice(0, len(self.params))]).to(self.params.device)
 
     def step(self, *, scale: float = 1.0, copy: Tensor | None = None) -> bool:
@@ -42,21 +41,20 @@ class AdamW(Adam):
         )
         return copy is not None
 
-    def step_scalars(self, t: int) -> Tensor:  # (7,) float32
-        """1 - beta is rounded here, from float64: computed from a rounded beta it would have few correct digits."""
-        shrink, rate = 1 - self.lr * self.weight_decay, self.lr / (1 - self.beta1**t)
-        correction = 1 / math.sqrt(1 - self.beta2**t)
-        scalars = [shrink, rate, 1 - self.beta1, self.beta2, 1 - self.beta2, correction, self.eps]
-        return torch.tensor(scalars, dtype=torch.float32)
-
     def update_on_device(self, step_scalars: Tensor, scale: Tensor, copy: Tensor | None) -> None:
+        if self.fused is None:
+            super().update_on_device(step_scalars, scale, copy)
+        else:
+            self._fused_update(self.grads, step_scalars, scale, copy)
+
+    def _fused_update(self, g: Tensor, step_scalars: Tensor, scale: Tensor, copy: Tensor | None) -> None:
         assert self.fused is not None
         moments = self.state["exp_avg"], self.state["exp_avg_sq"]
-        self.fused(self.params, self.grads, *moments, copy, self._pieces, step_scalars, scale)
+        self.fused(self.params, g, *moments, copy, self._pieces, step_scalars[:7], scale)
 
-    def _decay(self) -> Tensor:
-        self._shrink()
-        return self.grads
+    def _apply(self, g: Tensor, step_scalars: Tensor) -> None:
+        self._shrink(step_scalars[0])
+        self._move(g, slice(None), step_scalars)
 
 
 def pieces(decayed: Sequence[slice], updated: Sequence[slice]) -> Tensor:  # (k, 3) int64: start, end, whether it decays

@@ -6,6 +6,7 @@ Tested by: tests/optim/test_flat.py."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
+from functools import cached_property
 from inspect import signature
 from typing import Any
 
@@ -63,7 +64,6 @@ class FlatOptimizer(ABC):
     state_names: tuple[str, ...]
     options: tuple[str, ...] = ()  # fields of TrainConfig that it reads, besides lr and weight_decay; also its arguments
     kernel: str | None = None  # the field of OpSet that holds its fused update, passed as `fused`
-    capturable = False  # whether a CUDA graph can hold a step: `step_scalars` and `update_on_device` are defined
 
     def __init__(
         self,
@@ -113,24 +113,19 @@ class FlatOptimizer(ABC):
     def _update(self) -> None:
         """One step by the gradients as they are."""
 
-    def step_scalars(self, t: int) -> Tensor:  # (k,) float32
-        """What step t depends on besides gradients and their scale; a captured step reads it from a buffer."""
-        raise NotImplementedError
-
-    def update_on_device(self, step_scalars: Tensor, scale: Tensor, copy: Tensor | None) -> None:
-        """The update with `step_scalars` (k,) and `scale` () on the device, without a synchronization. A NaN scale skips it."""
-        raise NotImplementedError
-
-    def _shrink(self) -> None:
+    def _shrink(self, factor: float | Tensor) -> None:
         """Decoupled decay: p (1 - lr wd)."""
         for span in self._decayed_spans:
-            self.params[span] *= 1 - self.lr * self.weight_decay
+            self.params[span] *= factor
 
-    def _coupled_grads(self) -> Tensor:  # (n,) flat
+    def _coupled(
+        self,
+        g: Tensor,  # (n,)
+    ) -> Tensor:  # (n,)
         """Coupled decay: g + wd p."""
         if not self._decayed_spans:
-            return self.grads
-        d = self.grads.clone()
+            return g
+        d = g.clone()
         for span in self._decayed_spans:
             d[span].add_(self.params[span], alpha=self.weight_decay)
         return d
@@ -138,3 +133,50 @@ class FlatOptimizer(ABC):
     def named_state(self) -> dict[str, dict[str, Tensor]]:
         """The state under the parameters' names, as views: what a checkpoint saves and restores."""
         return {key: named_views(flat, self._views) for key, flat in self.state.items()}
+
+
+class CapturableOptimizer(FlatOptimizer):
+    """One whose step reads every number that changes from step to step from a tensor, so that it can be captured."""
+
+    one_kernel = False  # whether `update_on_device` is one pass over the buffers; otherwise `step` is faster on a CPU
+
+    @abstractmethod
+    def _step_scalars(self, t: int) -> list[float]:
+        """What `_apply` reads at step t."""
+
+    @abstractmethod
+    def _identity_scalars(self) -> list[float]:
+        """With these and zero gradients `_apply` changes nothing."""
+
+    @abstractmethod
+    def _apply(
+        self,
+        g: Tensor,  # (n,) gradients
+        step_scalars: Tensor,  # (k,) on the device of the parameters
+    ) -> None:
+        """The formula of one step."""
+
+    def step_scalars(self, t: int) -> Tensor:  # (k,)
+        """What step t depends on besides the gradients, on the CPU; rounded here, from float64."""
+        return torch.tensor(self._step_scalars(t), dtype=self.params.dtype)
+
+    @cached_property
+    def _identity(self) -> Tensor:  # (k,)
+        return torch.tensor(self._identity_scalars(), dtype=self.params.dtype, device=self.params.device)
+
+    def _update(self) -> None:
+        self.t += 1
+        self._apply(self.grads, self.step_scalars(self.t).to(self.params.device))
+
+    def update_on_device(
+        self,
+        step_scalars: Tensor,  # (k,)
+        scale: Tensor,  # () float32, of the gradients; NaN: nothing is updated
+        copy: Tensor | None,  # (n,) receives the parameters
+    ) -> None:
+        """`step` with its numbers on the device, without reading a value: what a captured step calls. The caller counts t."""
+        usable = scale == scale
+        g = (self.grads * scale).masked_fill_(~usable, 0.0)
+        self._apply(g, torch.where(usable, step_scalars, self._identity))
+        if copy is not None:
+            copy.copy_(self.params)

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from tapeless.optim.adamw import AdamW, pieces
-from tapeless.optim.flat import FlatOptimizer, decayed_spans, named_views, spans_without
+from tapeless.optim.flat import CapturableOptimizer, decayed_spans, named_views, spans_without
 
 NOT_HIDDEN = ("embed.w", "pos.w", "head.w")  # matrices with one row per token or position
 A, B, C, ITERATIONS = 3.4445, -4.7750, 2.0315, 5
@@ -73,46 +73,56 @@ class Muon(AdamW):
     ):
         """options: those of AdamW; lr, weight_decay and decay apply to the matrices too."""
         super().__init__(params, grads, **options)
-        self.capturable = False  # update_on_device would leave the matrices out
+        self.one_kernel = False  # the kernel updates the rest alone
         params = self._views  # of what trains
         self.momentum, self.nesterov = momentum, nesterov
         self._matrices = {name: w for name, w in params.items() if w.dim() == 2 and name not in NOT_HIDDEN}
         self._batches = list(batches(self._matrices))
-        self._gradients = {name: grads[name] for name in self._matrices}
         self._momenta = named_views(self.state["exp_avg"], self._matrices)
         self._rest = spans_without(params, len(self.params), self._matrices)
         self._decayed_spans = decayed_spans(params, self.decay - set(self._matrices)) if self.weight_decay else []
         self._pieces = pieces(self._decayed_spans, self._rest).to(self.params.device)
 
     def step(self, *, scale: float = 1.0, copy: Tensor | None = None) -> bool:
-        return FlatOptimizer.step(self, scale=scale, copy=copy)
+        return CapturableOptimizer.step(self, scale=scale, copy=copy)
 
-    def _update(self) -> None:
-        self.t += 1
-        for names in self._batches:
-            self._turn(names)
+    def update_on_device(self, step_scalars: Tensor, scale: Tensor, copy: Tensor | None) -> None:
+        CapturableOptimizer.update_on_device(self, step_scalars, scale, copy)
+
+    def _step_scalars(self, t: int) -> list[float]:
+        """Those of AdamW, then 1 - mu, then the rate of each batch."""
+        shapes = [self._matrices[names[0]].shape for names in self._batches]
+        rates = [-self.lr * STEP * math.sqrt(max(shape)) for shape in shapes]
+        return [*super()._step_scalars(t), 1 - self.momentum, *rates]
+
+    def _identity_scalars(self) -> list[float]:
+        return [*super()._identity_scalars(), 0.0, *(0.0 for _ in self._batches)]
+
+    def _apply(self, g: Tensor, step_scalars: Tensor) -> None:
+        shrink, rest, gradients = step_scalars[0], step_scalars[8], named_views(g, self._matrices)
+        for names, rate in zip(self._batches, step_scalars[9:], strict=True):
+            self._turn({name: gradients[name] for name in names}, shrink, rest, rate)
         if self.fused is not None:
-            device = self.params.device
-            self.update_on_device(self.step_scalars(self.t).to(device), torch.ones((), device=device), None)
+            self._fused_update(g, step_scalars, torch.ones((), device=g.device), None)
         else:
-            g = self._decay()
+            self._shrink(shrink)
             for span in self._rest:
-                self._move(g, span)
+                self._move(g, span, step_scalars)
 
-    def _turn(self, names: list[str]) -> None:
+    def _turn(self, gradients: Mapping[str, Tensor], shrink: Tensor, rest: Tensor, rate: Tensor) -> None:
         """One step of a batch of matrices of one shape."""
-        w = self._matrices[names[0]]
-        o = orthogonal(torch.stack([self._direction(name) for name in names]).to(matmul_dtype(w)))  # (k, rows, columns)
-        for name, each in zip(names, o, strict=True):
+        directions = torch.stack([self._direction(name, g, rest) for name, g in gradients.items()])
+        o = orthogonal(directions.to(matmul_dtype(directions))).to(directions.dtype)  # (k, rows, columns)
+        for name, each in zip(gradients, o, strict=True):
             w = self._matrices[name]
             if name in self.decay:
-                w *= 1 - self.lr * self.weight_decay
-            w.add_(each, alpha=-self.lr * STEP * math.sqrt(max(w.shape)))
+                w *= shrink
+            w.addcmul_(each, rate)
 
-    def _direction(self, name: str) -> Tensor:  # (rows, columns)
-        g, m = self._gradients[name], self._momenta[name]
-        m.lerp_(g, 1 - self.momentum)
-        return m.lerp(g, 1 - self.momentum) if self.nesterov else m
+    def _direction(self, name: str, g: Tensor, rest: Tensor) -> Tensor:  # (rows, columns)
+        m = self._momenta[name]
+        m.lerp_(g, rest)
+        return m.lerp(g, rest) if self.nesterov else m
 
     def named_state(self) -> dict[str, dict[str, Tensor]]:
         """The momentum of a matrix is stored in place of AdamW's first moment; matrices have no second moment."""

@@ -10,10 +10,10 @@ from collections.abc import Collection, Mapping
 from torch import Tensor
 
 from tapeless.errors import ConfigError
-from tapeless.optim.flat import FlatOptimizer
+from tapeless.optim.flat import CapturableOptimizer
 
 
-class SGD(FlatOptimizer):
+class SGD(CapturableOptimizer):
     state_names = ("momentum",)
     options = ("momentum", "nesterov")
 
@@ -33,11 +33,17 @@ class SGD(FlatOptimizer):
         super().__init__(params, grads, lr=lr, weight_decay=weight_decay, decay=decay)
         self.momentum, self.nesterov = momentum, nesterov
 
-    def _update(self) -> None:
-        d, u = self._coupled_grads(), self.state["momentum"]
-        self.t += 1
-        u.mul_(self.momentum).add_(d)  # u starts at zero, so the first step gives u = d
+    def _step_scalars(self, t: int) -> list[float]:
+        return [self.momentum, 1.0, -self.lr, -self.lr * self.momentum]
+
+    def _identity_scalars(self) -> list[float]:
+        return [1.0, 0.0, 0.0, 0.0]
+
+    def _apply(self, g: Tensor, step_scalars: Tensor) -> None:
+        momentum, one, rate, nesterov_rate = step_scalars
+        d, u = self._coupled(g), self.state["momentum"]
+        u.mul_(momentum).addcmul_(d, one)  # u starts at zero, so the first step gives u = d
         if self.nesterov:
-            self.params.add_(d, alpha=-self.lr).add_(u, alpha=-self.lr * self.momentum)
+            self.params.addcmul_(d, rate).addcmul_(u, nesterov_rate)
         else:
-            self.params.add_(u, alpha=-self.lr)
+            self.params.addcmul_(u, rate)

@@ -34,10 +34,10 @@ from tapeless.model.trained import checkpointed
 from tapeless.model.transformer import Transformer
 from tapeless.optim.ema import EMA
 from tapeless.optim.schedule import learning_rate
+from tapeless.training.captured_step import captured_step
 from tapeless.training.checkpoint import Checkpoint, restore
 from tapeless.training.checkpoint_writer import CheckpointWriter
 from tapeless.training.evaluate import Evaluation, evaluate
-from tapeless.training.graph import graphed_step
 from tapeless.training.guard import SpikeGuard
 from tapeless.training.invariants import check_invariants
 from tapeless.training.layer_stats import LayerStats
@@ -92,7 +92,7 @@ class Trainer:
         self.validation = validation_set(data, self.seq_len, config.eval_windows, starts[1])
         self.optimizer = optimizer_of(model, config)
         self.ema = ema_of(model, config)
-        self._graphed = graphed_step(model, self.optimizer, config)
+        self._captured = captured_step(model, self.optimizer, config)
         self.spikes = SpikeGuard(config.spike_z)
         self._layer_stats = LayerStats(model, config.layer_stats_every)
         self.steps = self.samples = self.tokens = 0  # so far
@@ -167,8 +167,8 @@ class Trainer:
     def _computed(self, tokens: Tensor, targets: Tensor, documents: Tensor | None, lr: float) -> StepResult:
         """The step itself, with the spike guard."""
         limit = self.spikes.limit()
-        if self._graphed is not None and documents is None:
-            result = self._graphed(tokens, targets, lr=lr, step=self.steps, loss_limit=limit.loss)
+        if self._captured is not None:
+            result = self._captured(tokens, targets, documents, lr=lr, step=self.steps, loss_limit=limit.loss)
         else:
             options: dict[str, Any] = {"grad_clip": self.config.grad_clip, "grad_accum": self.config.grad_accum}
             options |= {"lr": lr, "first_sample": self.samples, "loss_limit": limit.loss}
@@ -255,7 +255,8 @@ class Trainer:
     def evaluate(self) -> Evaluation | None:
         """The loss on the validation windows, and a checkpoint if it is the best; None if a stop interrupted it."""
         with self._pause("evaluation"):
-            evaluated = partial(evaluate, self.model, self.validation, self.data.bytes_per_token, stopped=self.stopped)
+            options: dict[str, Any] = {"rows": self.config.batch_size, "stopped": self.stopped}
+            evaluated = partial(evaluate, self.model, self.validation, self.data.bytes_per_token, **options)
             found, average = evaluated(), None
             if found is not None and self.ema is not None:
                 with self.ema.as_weights():

@@ -1,7 +1,7 @@
 """The optimizer's kernels of a set, each compared with its formula in float64 (L1).
 
 Buffers longer than a kernel's blocks and not a multiple of them, parameters with and without decay, a clipping factor, several
-steps. If a set can be captured in a graph, a factor of NaN must leave every bit unchanged.
+steps. If a set can be captured, a factor of NaN must leave every bit unchanged.
 Tested by: tests/verify/test_kernel_update.py."""
 
 import math
@@ -57,7 +57,7 @@ def adam_findings(ops: OpSet, device: str) -> Iterator[Finding]:
         gap = distance(claimed, true)
         yield Finding("L1", "adam_update", "float64", name, gap.largest, UPDATE, gap.where)
     yield Finding("L1", "adam_update", "the copy is p, rounded", "copy", float(not torch.equal(copy, flat.bfloat16())), 0.0)
-    if ops.capturable:
+    if ops.capture is not None:
         before = [x.clone() for x in (flat, copy, *optimizer.state.values())]
         optimizer.step(scale=math.nan, copy=copy)
         same = all(torch.equal(x, y) for x, y in zip(before, (flat, copy, *optimizer.state.values()), strict=True))

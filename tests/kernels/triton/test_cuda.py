@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -19,10 +20,10 @@ from tapeless.kernels.triton.library_attention import attention
 from tapeless.model.transformer import Transformer
 from tapeless.ops.attention import ATTENTION
 from tapeless.optim.ema import Ema, decay_at
-from tapeless.training.graph import GraphedStep, graphed_step
+from tapeless.training.captured_step import CapturedStep, captured_step
 from tapeless.training.invariants import check_invariants
 from tapeless.training.layer_stats import LayerStats
-from tapeless.training.step import optimizer_of, train_step
+from tapeless.training.step import optimizer_of
 from tapeless.verify.finding import distance
 from tapeless.verify.fixtures import Setting
 from tapeless.verify.tolerances import KERNEL_FORWARD
@@ -61,7 +62,7 @@ def test_an_average_follows_a_captured_step():
     """The graph knows nothing of it; what it replays has to be in the average, and an evaluation must not disturb the graph."""
     model = Transformer(CONFIG, device="cuda", dtype="bfloat16")
     train = TrainConfig(device="cuda", dtype="bfloat16")
-    step = graphed_step(model, optimizer_of(model, train), train)
+    step = captured_step(model, optimizer_of(model, train), train)
     assert step is not None
     ema, expected = Ema(model.params, 0.6), torch.zeros_like(model.store.flat)
     tokens = torch.randint(512, (8, 64), device="cuda")
@@ -71,7 +72,7 @@ def test_an_average_follows_a_captured_step():
         expected.lerp_(model.store.flat, 1 - decay_at(t, 0.6))
         with ema.as_weights():
             assert model.loss(tokens, tokens).isfinite()
-    assert step._captured
+    assert step._captured.count == 1
     assert ema.average.equal(expected)
     assert not ema.average.equal(model.store.flat)
 
@@ -80,34 +81,39 @@ def test_muon_learns_in_bfloat16():
     model = Transformer(CONFIG, device="cuda", dtype="bfloat16")
     train = TrainConfig(device="cuda", dtype="bfloat16", optimizer="muon")
     optimizer = optimizer_of(model, train)
-    assert graphed_step(model, optimizer, train) is None
+    step = captured_step(model, optimizer, train)
+    assert step is not None
     tokens, targets = torch.randint(512, (2, 8, 64), device="cuda")
-    losses = [
-        train_step(model, optimizer, tokens, targets, lr=5e-3, grad_clip=1.0, grad_accum=1, step=i, first_sample=0).loss
-        for i in range(30)
-    ]
+    losses = [step(tokens, targets, lr=5e-3, step=i).loss for i in range(30)]
     assert losses[-1] < 0.5 * losses[0]
+    assert step._captured.count == 1
 
 
-def course(graphs: bool, steps: int = 6) -> tuple[list[float], torch.Tensor]:
+def course(graphs: bool, documents: bool, **options: Any) -> tuple[list[float], torch.Tensor]:
     model = Transformer(CONFIG, device="cuda", dtype="bfloat16")
-    train = TrainConfig(device="cuda", dtype="bfloat16")
-    step = graphed_step(model, optimizer_of(model, train), train)
-    assert isinstance(step, GraphedStep)
+    train = TrainConfig(device="cuda", dtype="bfloat16", **options)
+    step = captured_step(model, optimizer_of(model, train), train)
+    assert isinstance(step, CapturedStep)
     if not graphs:
-        step._run = step._step  # type: ignore[method-assign]
+        model.ops = replace(model.ops, capture=None)
     losses = []
-    for i in range(steps):
+    for i in range(6):
         generator = torch.Generator().manual_seed(i)
         tokens, targets = torch.randint(512, (2, 8, 64), generator=generator)
-        losses.append(step(tokens, targets, lr=1e-3 * (1 + i), step=i).loss)
-    assert bool(step._captured) == graphs
+        ids = ((torch.arange(64) + i) // 20).repeat(8, 1) if documents else None
+        losses.append(step(tokens, targets, ids, lr=1e-3 * (1 + i), step=i).loss)
+    assert step._captured.count == graphs
     return losses, model.store.flat.clone()
 
 
-def test_a_replay_does_what_the_calls_do():
+OPTIONS: list[dict[str, Any]] = [{}, {"grad_accum": 2}, *({"optimizer": name} for name in ("sgd", "adam", "muon"))]
+
+
+@pytest.mark.parametrize("documents", [False, True])
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_a_replay_does_what_the_calls_do(options: dict[str, Any], documents: bool):
     """Not bit for bit: the library's attention adds in any order."""
-    (losses, weights), (plain_losses, plain_weights) = course(True), course(False)
+    (losses, weights), (plain_losses, plain_weights) = (course(graphs, documents, **options) for graphs in (True, False))
     assert losses == pytest.approx(plain_losses, rel=1e-4)
     assert (weights - plain_weights).norm() <= 1e-3 * plain_weights.norm()
 
@@ -116,7 +122,7 @@ def test_a_replay_skips_a_spike_without_being_captured_again():
     """The limit is a number on the device: the same graph updates, skips, and updates again."""
     model = Transformer(CONFIG, device="cuda", dtype="bfloat16")
     train = TrainConfig(device="cuda", dtype="bfloat16")
-    step = graphed_step(model, optimizer_of(model, train), train)
+    step = captured_step(model, optimizer_of(model, train), train)
     assert step is not None
     tokens = torch.randint(512, (8, 64), device="cuda")
     moved = []
@@ -128,7 +134,7 @@ def test_a_replay_skips_a_spike_without_being_captured_again():
         assert result.skipped != moved[-1]
     assert moved == [True, True, False, True, False]
     assert step.optimizer.t == 3
-    assert len(step._captured) == 1
+    assert step._captured.count == 1
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -142,7 +148,7 @@ def test_a_replay_leaves_what_a_look_at_the_layers_needs():
     for grad_clip in (0.0, 0.05):
         model = Transformer(CONFIG, device="cuda", dtype="bfloat16")
         train = TrainConfig(device="cuda", dtype="bfloat16", grad_clip=grad_clip)
-        step, look = graphed_step(model, optimizer_of(model, train), train), LayerStats(model, 1)
+        step, look = captured_step(model, optimizer_of(model, train), train), LayerStats(model, 1)
         assert step is not None
         for i in range(4):
             tokens, before = torch.randint(512, (8, 64), device="cuda"), model.store.flat.clone()
@@ -154,19 +160,19 @@ def test_a_replay_leaves_what_a_look_at_the_layers_needs():
             old, new = (flat[start : start + size] for flat in (before, model.store.flat))
             assert found["update_ratio"]["head"] == pytest.approx(float((new - old).norm() / old.norm()), rel=0.05)
             assert found["device_memory_bytes"] > 0
-        assert step._captured
+        assert step._captured.count == 1
 
 
 def test_shapes_have_graphs_of_their_own():
     model = Transformer(CONFIG, device="cuda", dtype="bfloat16")
     train = TrainConfig(device="cuda", dtype="bfloat16")
-    step = graphed_step(model, optimizer_of(model, train), train)
+    step = captured_step(model, optimizer_of(model, train), train)
     assert step is not None
     for i in range(12):
         rows = (8, 4, 2)[i % 3]
         tokens = torch.randint(512, (rows, 64), device="cuda")
         assert step(tokens, tokens, lr=1e-4, step=i).loss > 0
-    assert len(step._captured) == 2
+    assert step._captured.count == 2
 
 
 def test_float32_runs_on_the_own_attention():

@@ -157,11 +157,11 @@ def linear_cross_entropy_forward(
     targets: Tensor,  # (...) int64; -100 is ignored
     w: Tensor,  # (V, C)
     *,
-    num_targets: int | None = None,
+    num_targets: int | Tensor | None = None,
     ws: Workspace,
     **options: float,  # label_smoothing, z_loss, softcap
 ) -> tuple[Tensor, LinearCrossEntropySaved]:  # loss ()
-    count = num_targets or valid_targets(targets)
+    count = _count(num_targets, targets)
     losses = np.empty(targets.numel(), np.float32)
     lse = torch.empty(targets.numel(), 1, dtype=torch.float32, device=x.device)
     for which, _, y, logits in _blocks(x, targets, w, ws):
@@ -176,17 +176,17 @@ def linear_cross_entropy_backward(
     w: Tensor,  # (V, C)
     dw: Tensor | None,  # (V, C)  accumulated into, or overwritten
     *,
-    num_targets: int | None = None,
+    num_targets: int | Tensor | None = None,
     ws: Workspace,
     overwrite: bool,
     **options: float,  # label_smoothing, z_loss, softcap
 ) -> Tensor:  # dx (..., C)
     x, targets, lse = saved
-    scale = np.float32(float(dloss) / (num_targets or valid_targets(targets)))
+    count = _count(num_targets, targets)
     dx = ws.empty(x.shape, x.dtype)
     for which, x_block, y, logits in _blocks(x, targets, w, ws):
         scalars = _scalars(**options)
-        launch(_gradients, array(logits), array(y), array(lse[which, 0]), scale, *scalars)
+        launch(_scaled, _gradients, (array(logits), array(y), array(lse[which, 0])), float(dloss), count, *scalars)
         _matmuls(logits, x_block, w, rows(dx)[which], dw, ws, overwrite and which.start == 0)
     return dx
 
@@ -197,29 +197,38 @@ def linear_cross_entropy_both(
     w: Tensor,  # (V, C)
     dw: Tensor | None,  # (V, C)  accumulated into, or overwritten
     *,
-    num_targets: int | None = None,
+    num_targets: int | Tensor | None = None,
     ws: Workspace,
     overwrite: bool,
     **options: float,  # label_smoothing, z_loss, softcap
 ) -> tuple[Tensor, Tensor]:  # loss (), dx (..., C)
-    count = num_targets or valid_targets(targets)
+    count = _count(num_targets, targets)
     losses = np.empty(targets.numel(), np.float32)
     dx = ws.empty(x.shape, x.dtype)
     scalars = _scalars(**options)
     for which, x_block, y, logits in _blocks(x, targets, w, ws):
-        launch(_both, array(logits), array(y), np.float32(1 / count), *scalars, losses[which])
+        launch(_scaled, _both, (array(logits), array(y)), 1.0, count, *scalars, losses[which])
         _matmuls(logits, x_block, w, rows(dx)[which], dw, ws, overwrite and which.start == 0)
     return _mean(losses, count, x.device), dx
 
 
-def _mean(losses: np.ndarray, count: int, device: torch.device) -> Tensor:  # ()
+def _count(num_targets: int | Tensor | None, targets: Tensor) -> int | np.ndarray:
+    """The divisor of the loss. As an array () it is read at each replay."""
+    return array(num_targets) if isinstance(num_targets, Tensor) else num_targets or valid_targets(targets)
+
+
+def _scaled(run: Any, arrays: tuple[np.ndarray, ...], dloss: float, count: int | np.ndarray, *others: Any) -> None:
+    run(*arrays, np.float32(dloss / float(count)), *others)
+
+
+def _mean(losses: np.ndarray, count: int | np.ndarray, device: torch.device) -> Tensor:  # ()
     loss = torch.empty((), dtype=torch.float32, device=device)
     launch(_write_mean, losses, count, array(loss))
     return loss
 
 
-def _write_mean(losses: np.ndarray, count: int, loss: np.ndarray) -> None:  # (N,), scalar, ()
-    loss[...] = losses.sum(dtype=np.float64) / count
+def _write_mean(losses: np.ndarray, count: int | np.ndarray, loss: np.ndarray) -> None:  # (N,), scalar or (), ()
+    loss[...] = losses.sum(dtype=np.float64) / float(count)
 
 
 def _matmuls(dlogits: Tensor, x: Tensor, w: Tensor, dx: Tensor, dw: Tensor | None, ws: Workspace, overwrite: bool) -> None:

@@ -11,6 +11,7 @@ import torch
 from numba import prange
 from torch import Tensor
 
+from tapeless.kernels.cpu.capture import launch
 from tapeless.kernels.cpu.jit import array, inlined, kernel, narrow
 
 SPAN = 2**14  # gradients summed in float32; the sums of spans in float64: the same for any number of threads
@@ -35,7 +36,7 @@ def grad_norm(
     grads: Tensor,  # (n,) flat
 ) -> Tensor:  # () float64
     sums = np.empty(-(-len(grads) // SPAN), dtype=np.float64)
-    _sums_of_squares(array(grads), sums)
+    launch(_sums_of_squares, array(grads), sums)
     return torch.from_numpy(sums).sum().sqrt()
 
 
@@ -67,6 +68,11 @@ def _adam_pieces(pieces, p, g, m, v, copy, scale, shrink, rate, rest1, beta2, re
             _round(mine, copy[first:last])
 
 
+def _adam_unless_nan(pieces, p, g, m, v, copy, scale, step_scalars):  # as adam_update
+    if scale == scale:
+        _adam_pieces(pieces, p, g, m, v, copy, np.float32(scale), *step_scalars)
+
+
 def adam_update(
     p: Tensor,  # (n,) float32, as are g, m and v
     g: Tensor,  # (n,)
@@ -75,9 +81,9 @@ def adam_update(
     copy: Tensor | None,  # (n,) bfloat16: receives p
     pieces: Tensor,  # (k, 3) int64: from, to, whether it decays
     step_scalars: Tensor,  # (7,) float32: 1 - lr wd, lr / (1 - b1^t), 1 - b1, b2, 1 - b2, 1 / (1 - b2^t)^(1/2), eps
-    scale: Tensor,  # () float32, of the gradients
+    scale: Tensor,  # () float32, of the gradients; NaN: nothing is updated
 ) -> None:
     buffers = (array(x) for x in (p, g, m, v))
     target = array(p.new_empty(0, dtype=torch.bfloat16) if copy is None else copy)
-    _adam_pieces(array(pieces), *buffers, target, np.float32(scale), *step_scalars.numpy())
+    launch(_adam_unless_nan, array(pieces), *buffers, target, array(scale), array(step_scalars))
     p[:0].zero_()  # increments torch's version counter, which does not see the kernel's writes

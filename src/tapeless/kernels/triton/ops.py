@@ -9,6 +9,7 @@ from tapeless.kernels.triton.ffn_down import ffn_down
 from tapeless.kernels.triton.fp8_ffn_down import fp8_ffn_down
 from tapeless.kernels.triton.fp8_linear import fp8_linear
 from tapeless.kernels.triton.fp8_qkv_rope import fp8_qkv_rope
+from tapeless.kernels.triton.graph import capture_graph
 from tapeless.kernels.triton.library_attention import attention
 from tapeless.kernels.triton.linear import linear
 from tapeless.kernels.triton.linear_cross_entropy import linear_cross_entropy
@@ -34,7 +35,7 @@ def triton_ops() -> OpSet:
         dropout=DROPOUT,
         adam_update=adam_update,
         grad_norm=grad_norm,
-        capturable=True,
+        capture=capture_graph,
     )
     return replace(
         ops,

@@ -6,6 +6,7 @@ Tested by: tests/model/test_decode.py."""
 
 from collections import defaultdict
 from collections.abc import Mapping
+from copy import copy
 
 import torch
 from torch import Tensor
@@ -25,8 +26,8 @@ class KVCache:
             for name, shape in tensors.items():
                 equal[name, tuple(shape)].append(sublayer)
         # Tensors of one name and shape are layers of one: a decoder that runs all layers in one call reads them so.
-        self.stacked: dict[str, list[Tensor]] = defaultdict(list)  # name -> [(layers, *shape), ...]
-        self._of: dict[str, dict[str, Tensor]] = defaultdict(dict)
+        self.stacked: Mapping[str, list[Tensor]] = defaultdict(list)  # name -> [(layers, *shape), ...]
+        self._of: Mapping[str, dict[str, Tensor]] = defaultdict(dict)
         for (name, shape), sublayers in equal.items():
             stack = torch.empty(len(sublayers), *shape, device=device, dtype=dtype)
             self.stacked[name].append(stack)
@@ -35,6 +36,14 @@ class KVCache:
 
     def of(self, sublayer: str) -> dict[str, Tensor]:
         return self._of[sublayer]
+
+    def row(self, i: int) -> "KVCache":
+        """Sequence i alone, in the same memory, with a length of its own."""
+        one = copy(self)
+        one.batch_size, one.length = 1, 0
+        one.stacked = {name: [stack[:, i : i + 1] for stack in stacks] for name, stacks in self.stacked.items()}
+        one._of = {sublayer: {name: x[i : i + 1] for name, x in of.items()} for sublayer, of in self._of.items()}
+        return one
 
     def expect(self, batch_size: int, new: int) -> None:
         """Raise unless `new` more tokens of this batch fit."""

@@ -16,10 +16,9 @@ class TextStream:
     """A stream of tokens as pieces of text: a character is returned when it is complete."""
 
     def __init__(self, stream: Stream, tokenizer: Any, prompt: Iterable[int]):
-        """prompt: the ids of the text before it, on which a first piece may depend."""
+        """prompt: the ids before the stream's, which may end within a character."""
         self._stream, self._decoder = stream, tokenizer.stream()
-        for token in prompt:
-            self._decoder.push(token)
+        self.prompt = "".join(map(self._decoder.push, prompt))  # its text
         self._ended = False
 
     @property

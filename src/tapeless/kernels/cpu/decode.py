@@ -19,7 +19,7 @@ from numba import prange
 from torch import Tensor
 
 from tapeless.config import DEFAULT_BLOCKS
-from tapeless.kernels.cpu.dot_tile import rows_times
+from tapeless.kernels.cpu.dot_tile import rows_times, weighted_sum
 from tapeless.kernels.cpu.ffn_down import KINDS, gated_row, plain_row
 from tapeless.kernels.cpu.functions import exp
 from tapeless.kernels.cpu.jit import array, bare, inlined, kernel, put, wide
@@ -32,7 +32,7 @@ EMBED, NORM, ATTEND, QKV, OUT, UP, DOWN, HEAD = range(8)  # kinds of phases
 PIECES = 64  # of a matmul, so that threads can share it, but not smaller ones than:
 LEAST = 2**14  # elements of a matrix
 PER_THREAD = 2**20  # multiplications; with fewer, starting another thread takes longer than its work
-ZERO, ONE = np.float32(0), np.float32(1)
+ZERO, ONE, NEGATIVE = np.float32(0), np.float32(1), np.float32(-np.inf)
 
 
 @inlined
@@ -72,7 +72,7 @@ def _head_norm(head, flat, w, eps):  # (D,) in place
 
 @inlined
 def _softmax(scores, scale):  # (S,) in place, but for the division by the sum, which is returned
-    top, total = ZERO - np.float32(np.inf), ZERO
+    top, total = NEGATIVE, ZERO
     for s in range(len(scores)):
         scores[s] *= scale
         top = max(top, scores[s])
@@ -84,25 +84,9 @@ def _softmax(scores, scale):  # (S,) in place, but for the division by the sum, 
 
 
 @inlined
-def _weighted_sum(weights, values, at, total, out):  # weights (S,); values, flat, (S, D) from `at` on; out (D,)
-    S, D = len(weights), len(out)
-    out[:] = ZERO
-    for s in range(0, S - 3, 4):  # four at a time: out is read and written less often
-        w0, w1, w2, w3 = weights[s], weights[s + 1], weights[s + 2], weights[s + 3]
-        v = values[at + s * D : at + (s + 4) * D]
-        for d in range(D):
-            out[d] += w0 * wide(v[d]) + w1 * wide(v[D + d]) + w2 * wide(v[2 * D + d]) + w3 * wide(v[3 * D + d])
-    for s in range(S - S % 4, S):
-        for d in range(D):
-            out[d] += weights[s] * wide(values[at + s * D + d])
-    for d in range(D):
-        out[d] /= total
-
-
-@inlined
-def _heads(qkv, flat, q_norm, k_norm, keys, values, at, position, H, G, g, D, cos, sin, eps, scores, out):
+def _heads(qkv, flat, q_norm, k_norm, keys, values, at, position, H, G, g, D, cos, sin, eps, scores, found, out):
     # The query heads that share key head g. qkv ((H+2G)D,); keys, values flat, those of the sequence and head from `at` on
-    # cos, sin (D/2,), or (0,); scores: room; out (HD,)
+    # cos, sin (D/2,), or (0,); scores, found: room; out (HD,)
     shared, end, S = H // G, at + position * D, position + 1
     for head in range(g * shared, (g + 1) * shared + 1):
         i = head if head < (g + 1) * shared else H + g  # the last one is the key
@@ -118,7 +102,12 @@ def _heads(qkv, flat, q_norm, k_norm, keys, values, at, position, H, G, g, D, co
     rows_times(scores, 0, stride, keys, at, qkv, g * shared * D, D, shared, S, D)
     for j in range(shared):
         weights, i = scores[j * stride : j * stride + S], g * shared + j
-        _weighted_sum(weights, values, at, _softmax(weights, scale), out[i * D : (i + 1) * D])
+        total = _softmax(weights, scale)
+        for d in range(0, D, WIDTH):
+            count = min(WIDTH, D - d)
+            weighted_sum(found, weights, values, at + d, D, S, count)
+            for k in range(count):
+                out[i * D + d + k] = found[k] / total
 
 
 @inlined
@@ -163,6 +152,7 @@ def _decode(tokens, slots, positions, flat, program, keys, values, frequencies, 
     inputs, attended, gated = n.reshape(-1), a.reshape(-1), h.reshape(-1)
     for _worker in prange(workers):
         local = np.empty(max(R * room, H // G * (S + WIDTH)), np.float32)
+        found = np.empty(WIDTH, np.float32)
         for phase in range(len(program)):
             what, w, b, I, O, span, pieces = program[phase]
             pieces *= R * G if what == ATTEND else R if what < ATTEND else 1
@@ -177,7 +167,7 @@ def _decode(tokens, slots, positions, flat, program, keys, values, frequencies, 
                     at = ((I * num_slots + slots[r]) * G + g) * S * D
                     turn = cos[r], sin[r]
                     _heads(
-                        qkv[r], flat, w, b, all_keys, all_values, at, positions[r], H, G, g, D, *turn, eps, local, a[r]
+                        qkv[r], flat, w, b, all_keys, all_values, at, positions[r], H, G, g, D, *turn, eps, local, found, a[r]
                     )
                 else:
                     first = piece * span
@@ -185,21 +175,21 @@ def _decode(tokens, slots, positions, flat, program, keys, values, frequencies, 
                     source = attended if what == OUT else gated if what == DOWN else inputs
                     _outputs(source, flat, w, b, R, I, O, parts if what == UP else 1, first, count, local)
                     for r in range(R):
-                        found = local[r * (count + WIDTH) : r * (count + WIDTH) + count]
+                        outputs = local[r * (count + WIDTH) : r * (count + WIDTH) + count]
                         if what == UP and parts == 1:
-                            plain_row(kind, found, h[r, first : first + count])
+                            plain_row(kind, outputs, h[r, first : first + count])
                         elif what == UP:
                             up = local[(R + r) * (count + WIDTH) : (R + r) * (count + WIDTH) + count]
-                            gated_row(kind, found, up, h[r, first : first + count])
+                            gated_row(kind, outputs, up, h[r, first : first + count])
                         elif what == HEAD:
                             for i in range(count):
-                                put(logits[r], first + i, found[i])
+                                put(logits[r], first + i, outputs[i])
                         elif what == QKV:
                             for i in range(count):
-                                qkv[r, first + i] = found[i]
+                                qkv[r, first + i] = outputs[i]
                         else:
                             for i in range(count):
-                                y[r, first + i] = found[i]
+                                y[r, first + i] = outputs[i]
                 finish(turns, phase)
                 piece = claim(turns, phase)
             wait(turns, phase, pieces)

@@ -10,9 +10,10 @@ from typing import Any
 
 from llvmlite import ir
 from numba import types
+from numba.core import cgutils
 from numba.extending import intrinsic
 
-from tapeless.kernels.cpu.jit import BITS, FLOAT, HALF, inlined
+from tapeless.kernels.cpu.jit import BITS, FLOAT, inlined
 from tapeless.kernels.cpu.tile import INDEX, INTEGERS, VECTOR, WIDTH, spread
 
 LANES = list(range(WIDTH))
@@ -47,6 +48,45 @@ def _sums(builder: ir.IRBuilder, vectors: list[Any]) -> Any:
     return _shuffled(builder, total, total, order)
 
 
+def _vector(builder: ir.IRBuilder, pointer: Any, seen: Any = None) -> Any:
+    """WIDTH elements as float32; seen: those lanes alone, the others zero and not read."""
+    element = pointer.type.pointee
+    vector = ir.VectorType(element, WIDTH)
+    place = builder.bitcast(pointer, vector.as_pointer())
+    if seen is None:
+        loaded = builder.load(place, align=4 if element == FLOAT else 2)
+    else:
+        name = f"llvm.masked.load.v{WIDTH}{'f32' if element == FLOAT else 'i16'}.p0"
+        function = ir.FunctionType(vector, [place.type, BITS, MASK, vector])
+        load = builder.module.globals.get(name) or ir.Function(builder.module, function, name)
+        loaded = builder.call(load, [place, BITS(2), seen, ir.Constant(vector, None)])
+    if element == FLOAT:
+        return loaded
+    return builder.bitcast(builder.shl(builder.zext(loaded, INTEGERS), ir.Constant(INTEGERS, [16] * WIDTH)), VECTOR)
+
+
+def _before(builder: ir.IRBuilder, count: Any) -> Any:
+    """The lanes below a number, which is an INDEX."""
+    return builder.icmp_signed("<", ir.Constant(INTEGERS, LANES), spread(builder, builder.trunc(count, BITS), INTEGERS))
+
+
+def _zeros(builder: ir.IRBuilder, count: int) -> list[Any]:
+    """Variables, which LLVM keeps in registers."""
+    places = [cgutils.alloca_once(builder, VECTOR) for _ in range(count)]
+    for place in places:
+        builder.store(ir.Constant(VECTOR, [0.0] * WIDTH), place)
+    return places
+
+
+def _add_product(builder: ir.IRBuilder, total: Any, a: Any, b: Any) -> None:
+    product = builder.fmul(a, b, flags=["contract"])
+    builder.store(builder.fadd(product, builder.load(total), flags=["contract"]), total)
+
+
+def _start(context: Any, builder: ir.IRBuilder, array: Any, value: Any, offset: Any) -> Any:
+    return builder.gep(context.make_array(array)(context, builder, value).data, [offset])
+
+
 def _make_tile(rows: int) -> Any:
     """tile(y, y0, y_row, w, w0, w_step, x, x0, x_row, I): flat arrays, the offset of each operand, the strides of the rows of y
     and x, and the distance of one output's weights from the next one's."""
@@ -54,81 +94,27 @@ def _make_tile(rows: int) -> Any:
 
     def tile(typingctx, y, y0, y_row, w, w0, w_step, x, x0, x_row, I):
         signature = types.void(y, *[types.intp] * 2, w, *[types.intp] * 2, x, *[types.intp] * 3)
-        is_wide = w.dtype == types.float32
-        element = FLOAT if is_wide else HALF
-        loaded = ir.VectorType(element, WIDTH)
 
         def codegen(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> Any:
-            def start(which: int, offset: Any) -> Any:
-                data = context.make_array(signature.args[which])(context, builder, args[which]).data
-                return builder.gep(data, [offset])
-
             y_row_, w_step_, x_row_, I_ = args[2], args[5], args[8], args[9]
-            y_, w_, x_ = start(0, args[1]), start(3, args[4]), start(6, args[7])
+            y_, w_, x_ = (_start(context, builder, signature.args[k], args[k], args[k + 1]) for k in (0, 3, 6))
             w_starts = [builder.gep(w_, [builder.mul(INDEX(o), w_step_)]) for o in range(outputs)]
             x_starts = [builder.gep(x_, [builder.mul(INDEX(r), x_row_)]) for r in range(rows)]
             cells = [(r, o) for r in range(rows) for o in range(outputs)]
-            zero = ir.Constant(VECTOR, [0.0] * WIDTH)
+            sums = _zeros(builder, WIDTH)
 
-            def step(load: Any, sums: list[Any]) -> list[Any]:
-                w_vectors = [load(at, loaded) for at in w_starts]
-                if not is_wide:
-                    shift = ir.Constant(INTEGERS, [16] * WIDTH)
-                    w_vectors = [builder.bitcast(builder.shl(builder.zext(v, INTEGERS), shift), VECTOR) for v in w_vectors]
-                x_vectors = [load(at, VECTOR) for at in x_starts]
-                return [
-                    builder.fadd(builder.fmul(w_vectors[o], x_vectors[r], flags=["contract"]), total, flags=["contract"])
-                    for (r, o), total in zip(cells, sums, strict=True)
-                ]
+            def add(at: Any, seen: Any = None) -> None:
+                w_vectors = [_vector(builder, builder.gep(start, [at]), seen) for start in w_starts]
+                x_vectors = [_vector(builder, builder.gep(start, [at]), seen) for start in x_starts]
+                for (r, o), total in zip(cells, sums, strict=True):
+                    _add_product(builder, total, w_vectors[o], x_vectors[r])
 
+            with cgutils.for_range(builder, builder.sdiv(I_, INDEX(WIDTH))) as loop:
+                add(builder.mul(loop.index, INDEX(WIDTH)))
             whole = builder.and_(I_, INDEX(-WIDTH))
-            before = builder.block
-            loop, done = builder.append_basic_block("tile"), builder.append_basic_block("tile_done")
-            tail, end = builder.append_basic_block("tile_tail"), builder.append_basic_block("tile_end")
-            builder.cbranch(builder.icmp_signed(">", whole, INDEX(0)), loop, done)
-
-            builder.position_at_end(loop)
-            i = builder.phi(INDEX)
-            sums = [builder.phi(VECTOR) for _ in cells]
-
-            def plain(at: Any, vector: Any) -> Any:
-                return builder.load(builder.bitcast(builder.gep(at, [i]), vector.as_pointer()), align=4 if is_wide else 2)
-
-            updated = step(plain, sums)
-            after = builder.add(i, INDEX(WIDTH))
-            for phi, begin, next_ in zip([i, *sums], [INDEX(0), *[zero] * WIDTH], [after, *updated], strict=True):
-                phi.add_incoming(begin, before)
-                phi.add_incoming(next_, loop)
-            builder.cbranch(builder.icmp_signed("<", after, whole), loop, done)
-
-            builder.position_at_end(done)
-            found = [builder.phi(VECTOR) for _ in cells]
-            for phi, value in zip(found, updated, strict=True):
-                phi.add_incoming(zero, before)
-                phi.add_incoming(value, loop)
-            builder.cbranch(builder.icmp_signed("<", whole, I_), tail, end)
-
-            builder.position_at_end(tail)
-            rest = spread(builder, builder.trunc(builder.sub(I_, whole), BITS), INTEGERS)
-            seen = builder.icmp_signed("<", ir.Constant(INTEGERS, LANES), rest)
-
-            def masked(at: Any, vector: Any) -> Any:
-                name = f"llvm.masked.load.v{WIDTH}{'f32' if vector.element == FLOAT else 'i16'}.p0"
-                place = builder.bitcast(builder.gep(at, [whole]), vector.as_pointer())
-                function = ir.FunctionType(vector, [place.type, BITS, MASK, vector])
-                load = builder.module.globals.get(name) or ir.Function(builder.module, function, name)
-                return builder.call(load, [place, BITS(2), seen, ir.Constant(vector, None)])
-
-            added = step(masked, found)
-            tail = builder.block
-            builder.branch(end)
-
-            builder.position_at_end(end)
-            results = [builder.phi(VECTOR) for _ in cells]
-            for phi, value, more in zip(results, found, added, strict=True):
-                phi.add_incoming(value, done)
-                phi.add_incoming(more, tail)
-            total = _sums(builder, results)
+            with builder.if_then(builder.icmp_signed("<", whole, I_)):
+                add(whole, _before(builder, builder.sub(I_, whole)))
+            total = _sums(builder, [builder.load(total) for total in sums])
             for r in range(rows):
                 part = builder.shuffle_vector(
                     total, total, ir.Constant(ir.VectorType(BITS, outputs), LANES[r * outputs : (r + 1) * outputs])
@@ -174,3 +160,40 @@ def rows_times(y, y0, y_row, w, w0, x, x0, x_row, R, O, I):
         else:
             _rows_times(y, y0 + o, y_row, w, w0 + o * I, 0, x, x0, x_row, R, I)  # one output; what is after it is overwritten
             o += 1
+
+
+@intrinsic
+def weighted_sum(typingctx, y, a, v, v0, v_row, S, count):
+    """y[:WIDTH] = a (S,) v (S, count), v a part of a flat array, count at most WIDTH: of each lane four sums of every fourth
+    term, then those."""
+    signature = types.void(y, a, v, *[types.intp] * 4)
+
+    def codegen(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> Any:
+        v_row_, S_, count_ = args[4:]
+        starts = zip((0, 1, 2), (INDEX(0), INDEX(0), args[3]), strict=True)
+        y_, a_, v_ = (_start(context, builder, signature.args[k], args[k], offset) for k, offset in starts)
+        sums, fours = _zeros(builder, 4), builder.and_(S_, INDEX(-4))
+
+        def add(total: Any, s: Any, seen: Any) -> None:
+            weight = spread(builder, builder.load(builder.gep(a_, [s])), VECTOR)
+            _add_product(builder, total, weight, _vector(builder, builder.gep(v_, [builder.mul(s, v_row_)]), seen))
+
+        def add_all(seen: Any = None) -> None:
+            with cgutils.for_range(builder, builder.sdiv(S_, INDEX(4))) as loop:
+                first = builder.mul(loop.index, INDEX(4))
+                for k, total in enumerate(sums):
+                    add(total, builder.add(first, INDEX(k)), seen)
+            with cgutils.for_range(builder, builder.sub(S_, fours)) as loop:
+                add(sums[0], builder.add(fours, loop.index), seen)
+
+        with builder.if_else(builder.icmp_signed("<", count_, INDEX(WIDTH))) as (few, all_):
+            with few:
+                add_all(_before(builder, count_))
+            with all_:
+                add_all()
+        first, second, third, fourth = (builder.load(total) for total in sums)
+        total = builder.fadd(builder.fadd(first, second), builder.fadd(third, fourth))
+        builder.store(total, builder.bitcast(y_, VECTOR.as_pointer()), align=4)
+        return context.get_dummy_value()
+
+    return signature, codegen

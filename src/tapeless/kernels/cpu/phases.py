@@ -20,7 +20,7 @@ from tapeless.kernels.cpu.jit import BITS, inlined
 
 INDEX = ir.IntType(64)
 CLAIMED, FINISHED, PADDED = 0, 1, 8  # pieces of a phase, and the length of its row: a line of the cache
-SPINS = 200  # then the core is offered to another thread, which may be the one that is waited for
+SPINS = 2**16  # about 50 us; then the core is offered to another thread, which may be the one that is waited for
 
 
 @inlined

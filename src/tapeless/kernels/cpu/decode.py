@@ -38,10 +38,13 @@ ZERO, ONE, NEGATIVE = np.float32(0), np.float32(1), np.float32(-np.inf)
 @inlined
 def _embed(token, position, flat, embed, positions, frequencies, x, cos, sin):  # x (C,); frequencies, cos, sin (D/2,)
     C = len(x)
+    row = flat[embed + token * C : embed + (token + 1) * C]  # slices: an index that may be negative is not vectorised
     for c in range(C):
-        x[c] = wide(flat[embed + token * C + c])
-        if positions >= 0:
-            x[c] += wide(flat[positions + position * C + c])
+        x[c] = wide(row[c])
+    if positions >= 0:
+        row = flat[positions + position * C : positions + (position + 1) * C]
+        for c in range(C):
+            x[c] += wide(row[c])
     for i in range(len(frequencies)):
         cos[i], sin[i] = math.cos(position * frequencies[i]), math.sin(position * frequencies[i])
 
@@ -56,8 +59,13 @@ def _norm(x, flat, w, b, centre, eps, n):  # (C,) -> n (C,)
     for c in range(C):
         squares += (x[c] - mean) * (x[c] - mean)
     r = ONE / np.float32(math.sqrt(squares / np.float32(C) + eps))
+    weight = flat[w : w + C]
     for c in range(C):
-        n[c] = (x[c] - mean) * r * wide(flat[w + c]) + (wide(flat[b + c]) if b >= 0 else ZERO)
+        n[c] = (x[c] - mean) * r * wide(weight[c])
+    if b >= 0:
+        bias = flat[b : b + C]
+        for c in range(C):
+            n[c] += wide(bias[c])
 
 
 @inlined
@@ -66,19 +74,30 @@ def _head_norm(head, flat, w, eps):  # (D,) in place
     for d in range(len(head)):
         squares += head[d] * head[d]
     r = ONE / np.float32(math.sqrt(squares / np.float32(len(head)) + eps))
+    weight = flat[w : w + len(head)]
     for d in range(len(head)):
-        head[d] = head[d] * r * wide(flat[w + d])
+        head[d] = head[d] * r * wide(weight[d])
+
+
+@inlined
+def _store(x, y):  # of equal length
+    for i in range(len(x)):
+        put(y, i, x[i])
 
 
 @inlined
 def _softmax(scores, scale):  # (S,) in place, but for the division by the sum, which is returned
-    top, total = NEGATIVE, ZERO
-    for s in range(len(scores)):
-        scores[s] *= scale
+    S, total = len(scores), ZERO
+    top, second, third, fourth = NEGATIVE, NEGATIVE, NEGATIVE, NEGATIVE
+    for s in range(0, S - 3, 4):  # four chains: a comparison waits for the one before
+        top, second = max(top, scores[s]), max(second, scores[s + 1])
+        third, fourth = max(third, scores[s + 2]), max(fourth, scores[s + 3])
+    for s in range(S - S % 4, S):
         top = max(top, scores[s])
-    for s in range(len(scores)):
-        scores[s] = exp(scores[s] - top)
-    for s in range(len(scores)):
+    top = max(max(top, second), max(third, fourth)) * scale
+    for s in range(S):
+        scores[s] = exp(scores[s] * scale - top)
+    for s in range(S):
         total += scores[s]
     return total
 
@@ -95,9 +114,8 @@ def _heads(qkv, flat, q_norm, k_norm, keys, values, at, position, H, G, g, D, co
             _head_norm(row, flat, q_norm if i < H else k_norm, eps)
         if len(cos) > 0:
             rotate(row, cos, sin)
-    for d in range(D):
-        put(keys, end + d, qkv[(H + g) * D + d])
-        put(values, end + d, qkv[(H + G + g) * D + d])
+    _store(qkv[(H + g) * D : (H + g + 1) * D], keys[end : end + D])
+    _store(qkv[(H + G + g) * D : (H + G + g + 1) * D], values[end : end + D])
     stride, scale = S + WIDTH, ONE / np.float32(math.sqrt(D))
     rows_times(scores, 0, stride, keys, at, qkv, g * shared * D, D, shared, S, D)
     for j in range(shared):
@@ -106,8 +124,9 @@ def _heads(qkv, flat, q_norm, k_norm, keys, values, at, position, H, G, g, D, co
         for d in range(0, D, WIDTH):
             count = min(WIDTH, D - d)
             weighted_sum(found, weights, values, at + d, D, S, count)
+            part = out[i * D + d : i * D + d + count]
             for k in range(count):
-                out[i * D + d + k] = found[k] / total
+                part[k] = found[k] / total
 
 
 @inlined
@@ -135,9 +154,11 @@ def _outputs(x, flat, w, b, R, I, O, parts, first, count, y):  # x flat (R, I); 
         o, y0 = part * O + first, part * R * stride
         rows_times(y, y0, stride, flat, w + o * I, x, 0, I, R, count, I)
         if b >= 0:
+            bias = flat[b + o : b + o + count]
             for r in range(R):
+                row = y[y0 + r * stride : y0 + r * stride + count]
                 for i in range(count):
-                    y[y0 + r * stride + i] += wide(flat[b + o + i])
+                    row[i] += wide(bias[i])
 
 
 @kernel
@@ -150,9 +171,9 @@ def _decode(tokens, slots, positions, flat, program, keys, values, frequencies, 
     cos, sin = np.empty((R, len(frequencies)), np.float32), np.empty((R, len(frequencies)), np.float32)
     all_keys, all_values, turns = keys.reshape(-1), values.reshape(-1), new_turns(len(program))
     inputs, attended, gated = n.reshape(-1), a.reshape(-1), h.reshape(-1)
-    for _worker in prange(workers):
-        local = np.empty(max(R * room, H // G * (S + WIDTH)), np.float32)
-        found = np.empty(WIDTH, np.float32)
+    rooms = np.empty((workers, WIDTH + max(R * room, H // G * (S + WIDTH))), np.float32)
+    for worker in prange(workers):
+        found, local = bare(rooms[worker, :WIDTH]), bare(rooms[worker, WIDTH:])
         for phase in range(len(program)):
             what, w, b, I, O, span, pieces = program[phase]
             pieces *= R * G if what == ATTEND else R if what < ATTEND else 1
@@ -182,14 +203,11 @@ def _decode(tokens, slots, positions, flat, program, keys, values, frequencies, 
                             up = local[(R + r) * (count + WIDTH) : (R + r) * (count + WIDTH) + count]
                             gated_row(kind, outputs, up, h[r, first : first + count])
                         elif what == HEAD:
-                            for i in range(count):
-                                put(logits[r], first + i, outputs[i])
+                            _store(outputs, logits[r, first : first + count])
                         elif what == QKV:
-                            for i in range(count):
-                                qkv[r, first + i] = outputs[i]
+                            _store(outputs, qkv[r, first : first + count])
                         else:
-                            for i in range(count):
-                                y[r, first + i] = outputs[i]
+                            _store(outputs, y[r, first : first + count])
                 finish(turns, phase)
                 piece = claim(turns, phase)
             wait(turns, phase, pieces)

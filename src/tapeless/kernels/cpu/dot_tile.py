@@ -65,6 +65,14 @@ def _vector(builder: ir.IRBuilder, pointer: Any, seen: Any = None) -> Any:
     return builder.bitcast(builder.shl(builder.zext(loaded, INTEGERS), ir.Constant(INTEGERS, [16] * WIDTH)), VECTOR)
 
 
+def _prefetch(builder: ir.IRBuilder, pointer: Any) -> None:
+    place, name = builder.bitcast(pointer, ir.IntType(8).as_pointer()), "llvm.prefetch.p0"
+    function = builder.module.globals.get(name) or ir.Function(
+        builder.module, ir.FunctionType(ir.VoidType(), [place.type, BITS, BITS, BITS]), name
+    )
+    builder.call(function, [place, BITS(0), BITS(3), BITS(1)])  # to read, into the nearest cache, data
+
+
 def _before(builder: ir.IRBuilder, count: Any) -> Any:
     """The lanes below a number, which is an INDEX."""
     return builder.icmp_signed("<", ir.Constant(INTEGERS, LANES), spread(builder, builder.trunc(count, BITS), INTEGERS))
@@ -106,6 +114,9 @@ def _make_tile(rows: int) -> Any:
             def add(at: Any, seen: Any = None) -> None:
                 w_vectors = [_vector(builder, builder.gep(start, [at]), seen) for start in w_starts]
                 x_vectors = [_vector(builder, builder.gep(start, [at]), seen) for start in x_starts]
+                if rows > 1:  # arithmetic hides the memory's latency if what the next tile reads is asked for now
+                    for start in w_starts:
+                        _prefetch(builder, builder.gep(start, [builder.add(at, builder.mul(w_step_, INDEX(WIDTH)))]))
                 for (r, o), total in zip(cells, sums, strict=True):
                     _add_product(builder, total, w_vectors[o], x_vectors[r])
 

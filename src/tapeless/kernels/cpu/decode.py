@@ -6,7 +6,7 @@ together; a piece of a phase is a row, a span of outputs, or a row's heads that 
 buffer at offsets. Activations stay in float32 from the embedding to the logits.
 A row's bits depend on its own sequence alone: each number is computed by the same instructions in the same order, whatever the
 other rows, and whichever thread does it.
-Same formulas, same order as model/block.py. Tested by: tests/kernels/test_cpu_decode.py."""
+Same formulas, same order as model/block.py. Tested by: tests/kernels/cpu/test_decode.py."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -162,10 +162,10 @@ def _outputs(x, flat, w, b, R, I, O, parts, first, count, y):  # x flat (R, I); 
 
 
 @kernel
-def _decode(tokens, slots, positions, flat, program, keys, values, frequencies, sizes, kind, centre, eps, workers, logits):
+def _decode(tokens, slots, positions, flat, program, keys, values, frequencies, sizes, eps, workers, logits):
     # tokens, slots, positions (R,); flat (n,); program (phases, 7); keys, values (L, slots, G, S, D); frequencies (D/2,), or (0,)
-    # sizes (C, H, F, parts, room); logits (R, V)
-    R, (_, num_slots, G, S, D), (C, H, F, parts, room) = len(tokens), keys.shape, sizes
+    # sizes (7,); logits (R, V)
+    R, (_, num_slots, G, S, D), (C, H, F, kind, centre, parts, room) = len(tokens), keys.shape, sizes
     x, n, y = np.empty((R, C), np.float32), np.empty((R, C), np.float32), np.empty((R, C), np.float32)
     qkv, a, h = np.empty((R, (H + 2 * G) * D), np.float32), np.empty((R, H * D), np.float32), np.empty((R, F), np.float32)
     cos, sin = np.empty((R, len(frequencies)), np.float32), np.empty((R, len(frequencies)), np.float32)
@@ -264,15 +264,16 @@ def decoder(
     room = max(parts * (2 * span + WIDTH) for span in program[:, 5].tolist())  # numbers of a row that a piece computes
     D = c.head_dim
     turns = float(c.rope_theta) ** (-2.0 * np.arange(D // 2) / D) if c.position == "rope" else np.empty(0)
-    sizes = (c.hidden_dim, c.num_heads, c.intermediate_dim, parts, room)
-    scalars = (sizes, KINDS[c.ffn], c.norm == "layer", np.float32(c.norm_eps))
+    sizes = np.array([c.hidden_dim, c.num_heads, c.intermediate_dim, KINDS[c.ffn], c.norm == "layer", parts, room])
+    eps = np.float32(c.norm_eps)
     multiplications = int((program[:, 3] * program[:, 4])[program[:, 0] > ATTEND].sum())
 
     def decode(tokens: Tensor, slots: Tensor, positions: Tensor, kv_cache: Any) -> Tensor:  # (R,) int64 each -> (R, V)
         logits = torch.empty(len(tokens), c.vocab_size, dtype=flat.dtype, device="cpu")
         threads = numba.get_num_threads()
         workers = max(1, min(threads, len(tokens) * multiplications // PER_THREAD))
-        numba.set_num_threads(workers)
+        if workers < threads:
+            numba.set_num_threads(workers)
         _decode(
             array(tokens),
             array(slots),
@@ -282,11 +283,13 @@ def decoder(
             array(kv_cache.stacked["keys"][0]),
             array(kv_cache.stacked["values"][0]),
             turns,
-            *scalars,
+            sizes,
+            eps,
             workers,
             array(logits),
         )
-        numba.set_num_threads(threads)
+        if workers < threads:
+            numba.set_num_threads(threads)
         return logits
 
     return decode

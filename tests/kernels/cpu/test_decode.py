@@ -16,7 +16,14 @@ from tapeless.verify.fixtures import TRANSFORMER_CASES, ModelCase, move_off_init
 
 # Matrices that threads share in several pieces, each with a shorter rest; heads narrower and wider than a vector, and shared.
 WIDE = ModelConfig(
-    vocab_size=1003, hidden_dim=250, num_layers=2, num_heads=9, num_kv_heads=3, head_dim=26, intermediate_dim=301, max_seq_len=64
+    vocab_size=1003,
+    hidden_dim=250,
+    num_layers=2,
+    num_heads=9,
+    num_kv_heads=3,
+    head_dim=26,
+    intermediate_dim=301,
+    max_seq_len=64,
 )
 CASES = [*TRANSFORMER_CASES, TRANSFORMER_CASES[0]._replace(name="wide", config=WIDE)]
 DTYPES = [("float32", 1e-5), ("bfloat16", 0.03)]
@@ -72,7 +79,9 @@ def test_a_row_is_its_own(case: ModelCase, dtype: str, monkeypatch: pytest.Monke
     tokens, lengths = torch.randint(case.config.vocab_size, (most,)), torch.randint(length, (most,))
     before = torch.get_num_threads()
     torch.set_num_threads(1)
-    alone = torch.cat([model.decode(*(x[i : i + 1] for x in (tokens, torch.arange(most), lengths)), source) for i in range(most)])
+    alone = torch.cat(
+        [model.decode(*(x[i : i + 1] for x in (tokens, torch.arange(most), lengths)), source) for i in range(most)]
+    )
     monkeypatch.setattr(decode, "PER_THREAD", 1)
     try:
         for R in (*range(1, 18), most):

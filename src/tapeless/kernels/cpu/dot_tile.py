@@ -1,4 +1,4 @@
-"""Few rows times a weight matrix, each element as a dot product whose additions have one fixed order: the inner loop of decoding.
+"""Few rows times a weight matrix, each element a dot product whose additions have one fixed order: the inner loop of decoding.
 
     y (R, O) = x (R, I) w (O, I)'      x and y in float32, w in float32 or bfloat16
 A tile holds WIDTH elements of y in as many vector registers, R rows by WIDTH / R outputs, so that a vector of w is widened once

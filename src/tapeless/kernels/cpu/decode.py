@@ -1,7 +1,7 @@
 """One more token of each of several sequences through the whole model, in one call: the inner loop of generation.
 
-For one sequence a linear map costs as much as reading its matrix, and the overhead of calling ops is paid once per token instead
-of ten times per layer. Several sequences read each matrix once. A call is a list of phases, which all threads go through
+For one sequence a linear map costs as much as reading its matrix; the overhead of calling ops is paid once per token instead of
+ten times per layer. Several sequences read each matrix once. A call is a list of phases, which all threads go through
 together; a piece of a phase is a row, a span of outputs, or a row's heads that share keys. Parameters are read from the flat
 buffer at offsets. Activations stay in float32 from the embedding to the logits.
 A row's bits depend on its own sequence alone: each number is computed by the same instructions in the same order, whatever the
@@ -163,8 +163,8 @@ def _outputs(x, flat, w, b, R, I, O, parts, first, count, y):  # x flat (R, I); 
 
 @kernel
 def _decode(tokens, slots, positions, flat, program, keys, values, frequencies, sizes, eps, workers, logits):
-    # tokens, slots, positions (R,); flat (n,); program (phases, 7); keys, values (L, slots, G, S, D); frequencies (D/2,), or (0,)
-    # sizes (7,); logits (R, V)
+    # tokens, slots, positions (R,); flat (n,); program (phases, 7); keys, values (L, slots, G, S, D)
+    # frequencies (D/2,), or (0,); sizes (7,); logits (R, V)
     R, (_, num_slots, G, S, D), (C, H, F, kind, centre, parts, room) = len(tokens), keys.shape, sizes
     x, n, y = np.empty((R, C), np.float32), np.empty((R, C), np.float32), np.empty((R, C), np.float32)
     qkv, a, h = np.empty((R, (H + 2 * G) * D), np.float32), np.empty((R, H * D), np.float32), np.empty((R, F), np.float32)
@@ -214,8 +214,8 @@ def _decode(tokens, slots, positions, flat, program, keys, values, frequencies, 
 
 
 def _program(c: Any, offset: Callable[[str], int]) -> Iterator[list[int]]:  # c: a ModelConfig
-    """Each phase: its kind, the offsets of its weight and bias (-1: there is none), three numbers, and its pieces. Of a norm the
-    numbers say what _add_norm does; of attention, which layer it is; of a linear map, its inputs, outputs, and those of a
+    """Each phase: its kind, the offsets of its weight and bias (-1: there is none), three numbers, and its pieces. Of a norm
+    the numbers say what _add_norm does; of attention, which layer it is; of a linear map, its inputs, outputs, and those of a
     piece. The pieces of the first three kinds are per row."""
     C, F, post = c.hidden_dim, c.intermediate_dim, c.norm_placement == "post"
     A = c.num_heads * c.head_dim

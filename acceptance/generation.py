@@ -19,7 +19,7 @@ from statistics import median
 from typing import Any
 
 sys.path.append(str(Path(__file__).resolve().parent))  # a worker's environment leaves it out
-from same_speed import ROOT, WHO, Finding, Tree, by_turns  # noqa: E402
+from same_speed import ROOT, WHO, Finding, Tree, by_turns
 
 PROMPT, NEW_TOKENS = 16, 128
 PRESETS, DTYPES, ROUNDS = ("llama-tiny", "llama-small", "llama-base"), ("bfloat16", "float32"), 12

@@ -34,15 +34,16 @@ def probabilities(
     z = z - z[:, :1]  # before the division: at any temperature the largest stays 0, so exp cannot overflow
     rank = torch.arange(z.shape[-1]).expand_as(z)
     if sampling.temperature == 0:
-        keep = rank < 1
+        p = _softmax(z, rank < 1)
     else:
         z = z / sampling.temperature
         keep = rank < (sampling.top_k or z.shape[-1])
         p = _softmax(z, keep)
         if sampling.top_p < 1:
             keep[:, 1:] &= p.cumsum(-1)[:, :-1] < sampling.top_p  # kept while those before it sum to less than top_p
-        keep = keep & (p >= sampling.min_p * p[:, :1])  # a ratio, which renormalising does not change
-    return torch.zeros_like(z).scatter(1, ids, _softmax(z, keep))
+        if sampling.top_p < 1 or sampling.min_p:  # a ratio, which renormalising does not change
+            p = _softmax(z, keep & (p >= sampling.min_p * p[:, :1]))
+    return torch.zeros_like(z).scatter(1, ids, p)
 
 
 def sample(

@@ -70,7 +70,7 @@ def runs_on_a_cpu(claims: Claims, rounds: int, size: float) -> dict[str, Any]:
     for name, ratios in found.items():
         first, last, bound = RUNS[name.split()[0]]
         claims.check(
-            f"{name}, defaults: wall clock per step of `train new` from step {first:,} to {last:,}, divided by the median step, "
+            f"{name}, defaults: wall clock per step of `train new` from step {first:,} to {last:,} / median step, "
             f"median of {rounds} runs",
             bound=f"at most {bound}",
             measured=f"{median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})",
@@ -104,7 +104,9 @@ class Worker:
         """Seconds of each step, and of all of them with what is around: for the trainer its batches, for the benchmark none."""
         trainer, seconds = self.trainer, []
         size = trainer.loader.batch_size
-        batches = [tuple(x.to(trainer.model.device) for x in trainer.loader.batch(size * (self.batch + i))) for i in range(count)]
+        batches = [
+            tuple(x.to(trainer.model.device) for x in trainer.loader.batch(size * (self.batch + i))) for i in range(count)
+        ]
         self.batch += count
         self.wait()
         began = time.perf_counter()
@@ -226,7 +228,7 @@ def documents_on_a_gpu(claims: Claims, rounds: int, size: float) -> dict[str, An
         pair = by_turns("llama-124m", {**SETTINGS, "document_attention": True}, data, rounds)
     share = pair["bench"]["wall_s"] / pair["trainer"]["wall_s"]
     claims.check(
-        "llama-124m, 32 x 1024, packed documents: the trainer's steps with their batches, of the benchmark's on the same documents",
+        "llama-124m, 32 x 1024, packed documents: the trainer's steps with their batches vs. the benchmark's on the same",
         bound="at least 95 %",
         measured=f"{share:.1%}: {1e3 * pair['trainer']['wall_s']:.2f} and {1e3 * pair['bench']['wall_s']:.2f} ms",
         ok=share >= 0.95,
@@ -238,7 +240,19 @@ def large_on_a_gpu(claims: Claims, rounds: int, size: float) -> dict[str, Any]:
     """Far enough apart that a checkpoint is on disk before the next is due."""
     del rounds
     every = max(20, round(100 * size))
-    words = ["--preset", "llama-1b", "--batch-size", 8, "--seq-len", 2048, *GPU, "--max-steps", 2 * every, "--save-every", every]
+    words = [
+        "--preset",
+        "llama-1b",
+        "--batch-size",
+        8,
+        "--seq-len",
+        2048,
+        *GPU,
+        "--max-steps",
+        2 * every,
+        "--save-every",
+        every,
+    ]
     with scratch() as folder:
         run = RunDir(folder / "run")
         found = started(run, *words, "--eval-every", 0, "--sample-every", 0, "--sample-tokens", 1)

@@ -23,7 +23,7 @@ from tapeless.training.run_time import activity_rows, startup_rows, verdict
 from tapeless.training.summary import count, model_text, optimizer_text, readable
 
 HOME = Path(__file__).parent
-COLORS = 6  # of runs in page.css; one more is for the seventh activity
+COLORS = 6  # of page.css
 ENDINGS = {
     "done": "done",
     "early": "ended early, without a new best",
@@ -208,11 +208,11 @@ def _time(history: RunHistory, name: str) -> str:
     total = sum(found["seconds"].values())
     ends = [1000 * end / total for end in accumulate(found["seconds"].values(), initial=0.0)]
     parts = "".join(
-        f'<rect class="f{min(i, COLORS)}" x="{start:.1f}" width="{end - start:.1f}" height="10"/>'
+        f'<rect class="{f"f{i}" if i < COLORS else "rest"}" x="{start:.1f}" width="{end - start:.1f}" height="10"/>'
         for i, (start, end) in enumerate(pairwise(ends))
     )
     bar = f'<svg class="share" viewBox="0 0 1000 10" preserveAspectRatio="none" aria-hidden="true">{parts}</svg>'
-    keys = [f'<i class="key k{min(i, COLORS)}"></i>' for i in range(len(found["seconds"]))]
+    keys = [_key(i) if i < COLORS else '<i class="key rest"></i>' for i in range(len(found["seconds"]))]
     tables = _times(activity_rows(found), ["", *keys, ""]) + _times(startup_rows(found))
     title = f"<h4>{_e(name)}</h4>" if name else ""
     return f'<div class="card">{title}<p>{_e(verdict(found))}</p>{bar}<div class="columns">{tables}</div></div>'

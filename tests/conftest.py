@@ -1,6 +1,7 @@
 """Standing here puts tests/ on the path, so that `from contract import check_op` works in every folder below."""
 
 import os
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ KERNELS = {"kernels", "bench", "test_choose.py"}  # folders and files whose test
 def _plain_ops(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Everything else is tested with the reference ops, the law that the kernels are held to: compiling them in every process
     would take longer than the tests. Commands that run in a process of their own have what their users have."""
-    if KERNELS.isdisjoint(request.path.parts):
+    if KERNELS.isdisjoint(request.path.relative_to(Path(__file__).parent).parts):
         monkeypatch.setattr("tapeless.kernels.choose._AUTOMATIC", {})
 
 

@@ -10,7 +10,6 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
-from copy import deepcopy
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from threading import current_thread, main_thread
@@ -26,7 +25,7 @@ from tapeless.model.build import AnyModel
 from tapeless.report.reporters import Reporters, check_packages
 from tapeless.training.display import Display, make_display
 from tapeless.training.init_from import load_initial_weights, resolve_recipe
-from tapeless.training.metrics_log import read_metrics
+from tapeless.training.metrics_log import copied, read_metrics
 from tapeless.training.output import ignore_write_errors
 from tapeless.training.phases import Phases
 from tapeless.training.plan import total_steps
@@ -196,7 +195,7 @@ class _Callbacks:
     def __call__(self, event: Event) -> None:
         for callback in self.callbacks:
             try:
-                answer = callback(deepcopy(event))  # it may change its own
+                answer = callback(copied(event))  # it may change its own
             except Exception as error:
                 self.stop, self.error, self.callbacks = True, error, ()
                 return

@@ -131,3 +131,14 @@ def test_a_hundred_thousand_steps_fit(tmp_path: Path):
 def test_the_colors_are_the_style_sheets():
     assert len(set(re.findall(r"^\.?.*?\.k(\d) \{", (HOME / "page.css").read_text(), re.M))) <= COLORS
     assert set(re.findall(r"\.k(\d) ", (HOME / "page.css").read_text())) == {str(i) for i in range(COLORS)}
+
+
+def test_the_time_of_a_run_is_a_bar_and_two_tables(run: RunDir):
+    history = RunHistory.read(run)
+    assert "<h2>Time</h2>" not in render([history])  # its events do not say
+    history.add({"event": "time_spent", "step": history.last["step"], "seconds": {"step": 9.0, "evaluation": 3.0}})
+    page = render([history])
+    assert page.count("<rect ") == 2
+    assert "<th>evaluation</th>" in page.replace('<i class="key k1"></i>', "")
+    assert "of the median step" in page
+    assert render([history, history], ["a", "b"]).count('class="times"') == 4

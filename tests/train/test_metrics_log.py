@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tapeless.errors import DataError
-from tapeless.training.metrics_log import MetricsLog, read_metrics
+from tapeless.training.metrics_log import MetricsLog, copied, read_metrics
 
 
 def written(path: Path, steps: int) -> Path:
@@ -115,3 +115,12 @@ def test_damage_in_the_middle_is_named(tmp_path: Path):
     path.write_bytes(b"".join(lines))
     with pytest.raises(DataError, match=r"metrics\.jsonl:3: expected a line of JSON"):
         list(read_metrics(path))
+
+
+def test_a_copy_shares_nothing_that_can_change():
+    event = {"event": "layer_stats", "step": 1, "grad_norm": {"embed": 1.0}, "changes": {"lr": [1, 2]}}
+    copy = copied(event)
+    assert copy == event
+    copy["grad_norm"]["embed"], copy["step"] = 2.0, 3
+    copy["changes"]["lr"].append(3)
+    assert event == {"event": "layer_stats", "step": 1, "grad_norm": {"embed": 1.0}, "changes": {"lr": [1, 2]}}

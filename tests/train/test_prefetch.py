@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 from tapeless.data.loader import Loader
+from tapeless.training import prefetch
 from tapeless.training.prefetch import Prefetch
 
 TOKENS = np.arange(200, dtype=np.uint16)
@@ -20,12 +21,25 @@ def same(found: tuple[torch.Tensor, ...], first_sample: int) -> bool:
     return all(torch.equal(x, y) for x, y in zip(found, loader().batch(first_sample), strict=True))
 
 
-def test_a_cpu_reads_when_it_needs_a_batch():
-    before = threading.active_count()
-    batches = Prefetch(loader(), torch.device("cpu"))
-    assert all(same(batches.at(sample), sample) for sample in (0, 4, 8, 40))
+def test_a_cpu_reads_several_batches_at_a_time_without_a_thread(monkeypatch: Any):
+    monkeypatch.setattr(prefetch, "TOGETHER", 3 * 4 * 8 + 7)  # three batches
+    before, own = threading.active_count(), loader()
+    reads: list[tuple[int, int]] = []
+    rows = own.rows
+    monkeypatch.setattr(own, "rows", lambda first, count: reads.append((first, count)) or rows(first, count))
+    batches = Prefetch(own, torch.device("cpu"))
+    # A resume jumps, also to the middle of a batch; windows repeat in the next epoch, which begins at sample 24.
+    for sample in (0, 4, 8, 12, 16, 20, 24, 0, 2, 10):
+        assert same(batches.at(sample), sample), sample
+    assert reads == [(0, 12), (12, 12), (24, 12), (0, 12), (10, 12)]
     assert threading.active_count() == before
     batches.close()
+
+
+def test_a_batch_that_is_larger_than_what_is_read_at_a_time(monkeypatch: Any):
+    monkeypatch.setattr(prefetch, "TOGETHER", 5)
+    batches = Prefetch(loader(), torch.device("cpu"))
+    assert all(same(batches.at(sample), sample) for sample in (0, 4, 6))
 
 
 class NoDevice:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from tapeless.bench.summary import Row, named
 from tapeless.text import MIB, table
+from tapeless.training.run_time import activity_rows, startup_rows, verdict
 
 BUSY = 0.1  # share of all cores that others had during a turn
 
@@ -13,6 +14,7 @@ BUSY = 0.1  # share of all cores that others had during a turn
 def text(result: Row) -> str:
     """Whatever was measured."""
     by_kind = {"training": training, "generation": compared, "scaling": scaling, "largest": largest, "kernels": kernels}
+    by_kind["run"] = whole_runs
     return by_kind[result["kind"]](result)
 
 
@@ -36,6 +38,13 @@ def largest(result: Row) -> str:
     rows = [("contender", "rows", "tokens")]
     rows += [(label, f"{n:,}", f"{n * result['seq_len']:,}") for label, n in result["largest_batch"].items()]
     return f"{heading(result)}\n\n{table(rows)}"
+
+
+def whole_runs(result: Row) -> str:
+    blocks = [heading(result)]
+    for dtype, found in result["runs"].items():
+        blocks += [dtype, table(startup_rows(found)), table(activity_rows(found)), verdict(found)]
+    return "\n\n".join(blocks)
 
 
 def kernels(result: Row) -> str:
@@ -66,6 +75,7 @@ def heading(result: Row) -> str:
         "generation": f"{result['tokens']} tokens, one sequence, greedy",
         "scaling": "one training step at growing length and width",
         "kernels": f"{result['batch_size']}x{result['seq_len']}, a training step kernel by kernel",
+        "run": f"{result['batch_size']}x{result['seq_len']}, a run of {result.get('steps', 0):,} steps by the trainer",
         "largest": f"the largest batch of {result['seq_len']} tokens a row",
     }[result["kind"]]
     where = now.get("gpu") or f"{m['cores']} cores of {m['cpu']}"

@@ -4,6 +4,7 @@
     tapeless bench --contenders ours,eager,floor --dtypes float32
     tapeless bench --preset llama-tiny --cold               also the time to the first step, without compiled kernels
     tapeless bench --preset llama-tiny --generate           tokens per second of generation, against transformers
+    tapeless bench --preset llama-tiny --run                the trainer itself: where the time of a whole run goes
     tapeless bench --preset llama-small --scaling           tapeless vs. the floor at growing length and width
     tapeless bench --preset llama-124m --device cuda        on a GPU; --largest-batch finds how many rows fit
 
@@ -41,6 +42,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     words = "find the largest batch of each contender that fits on a GPU"
     what.add_argument("--largest-batch", action="store_true", help=words)
     what.add_argument("--kernels", action="store_true", help="profile the kernels of a tapeless step on a GPU")
+    words = "train for --steps steps, and show where the time of the whole run goes"
+    what.add_argument("--run", action="store_true", dest="whole_run", help=words)
     what.add_argument("--cold", action="store_true", help="also time the first step, cold and warm; takes minutes")
     words = f"of {','.join(CONTENDERS)} (default: those that differ on the device)"
     parser.add_argument("--contenders", metavar="NAMES", help=words)
@@ -49,6 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rounds", type=int, default=5, metavar="N", help="turns of each contender (default 5)")
     parser.add_argument("--turn", type=float, default=1.0, metavar="S", help="length of a turn in seconds, about (default 1)")
     parser.add_argument("--tokens", type=int, default=128, metavar="N", help="tokens to generate (default 128)")
+    parser.add_argument("--steps", type=int, default=1000, metavar="N", help="steps of --run (default 1000)")
     parser.add_argument("--threads", type=int, metavar="N", help="CPU threads of each contender (default: torch's number)")
     parser.add_argument("--json", metavar="FILE", help="write all measurements as JSON; - is stdout, without the table")
     add_model_arguments(parser)
@@ -68,7 +72,7 @@ def names(flag: str, text: str, valid: tuple[str, ...]) -> tuple[str, ...]:
 def run(args: argparse.Namespace) -> int:
     requested = None if args.contenders is None else names("--contenders", args.contenders, CONTENDERS)
     dtypes = names("--dtypes", args.dtypes, DTYPES)
-    for flag in ("rounds", "tokens", "threads"):
+    for flag in ("rounds", "tokens", "threads", "steps"):
         if getattr(args, flag) is not None and getattr(args, flag) < 1:
             raise UsageError(f"--{flag} must be at least 1, got {getattr(args, flag)}")
     if not 0 < args.turn < float("inf"):
@@ -87,7 +91,8 @@ def run(args: argparse.Namespace) -> int:
     contenders = requested or USUAL.get(kind, USUAL["cpu"])
     # --dtypes, --threads and --contenders decide here, whatever a file sets for training.
     train = replace(train, dtype="float32", threads=None, deterministic=False)
-    task = Task("ours", model, measured(train, train.seq_len or default_seq_len(model)))
+    length = train.seq_len or default_seq_len(model)
+    task = Task("ours", model, replace(train, seq_len=length) if args.whole_run else measured(train, length))
     result = measure(args, name, task, contenders, How(dtypes, args.rounds, args.turn, args.threads, say))
     args.status = FAILED if result.get("disagreements") else 0  # set before printing, in case the pipe is closed
     if args.json == "-":
@@ -101,6 +106,7 @@ def run(args: argparse.Namespace) -> int:
 
 def measure(args: argparse.Namespace, name: str, task: "Task", contenders: tuple[str, ...], how: "How") -> dict[str, Any]:
     from tapeless.bench.measure import generation, kernels, largest, scaling, training
+    from tapeless.bench.whole_run import whole_runs
 
     if (args.kernels or args.largest_batch) and not task.train.device.startswith("cuda"):
         raise UsageError(f"--{'kernels' if args.kernels else 'largest-batch'} needs a GPU: --device cuda")
@@ -108,8 +114,11 @@ def measure(args: argparse.Namespace, name: str, task: "Task", contenders: tuple
         return kernels(name, task, how)
     if args.largest_batch:
         return largest(name, task, contenders, how)
-    if args.contenders is not None and (args.generate or args.scaling):
-        raise UsageError("--contenders is not allowed here: --generate measures ours and hf, --scaling ours and the floor")
+    if args.contenders is not None and (args.generate or args.scaling or args.whole_run):
+        only = "--generate measures ours and hf, --scaling ours and the floor, --run ours"
+        raise UsageError(f"--contenders is not allowed here: {only}")
+    if args.whole_run:
+        return whole_runs(name, task, args.steps, how)
     if args.generate:
         return generation(name, task, args.tokens, how)
     if args.scaling:

@@ -12,6 +12,7 @@ Instruction data have examples instead of windows: each once in an epoch, in an 
 Tested by: tests/data/test_loader.py, tests/data/test_instructions.py."""
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from functools import lru_cache
 
@@ -28,8 +29,10 @@ from tapeless.errors import DataError
 IGNORED = -100  # the target that no loss counts
 
 
-class _Epochs:
+class _Epochs(ABC):
     """Every window once in an epoch, in a random order."""
+
+    seq_len: int
 
     def __init__(self, num_windows: int, batch_size: int, seed: int):
         self.num_windows, self.batch_size, self.seed = num_windows, batch_size, seed
@@ -44,6 +47,13 @@ class _Epochs:
             parts.append((epoch, found))
             sample += len(found)
         return parts
+
+    @abstractmethod
+    def rows(self, first_sample: int, count: int) -> tuple[Tensor, ...]:  # tokens, targets, document_ids if masked (count, T)
+        """Consecutive samples of the run, int64."""
+
+    def batch(self, first_sample: int) -> tuple[Tensor, ...]:  # tokens, targets, document_ids if masked (B, T) int64
+        return self.rows(first_sample, self.batch_size)
 
     def epoch_of(self, sample: int) -> int:
         return sample // self.num_windows
@@ -78,8 +88,8 @@ class Loader(_Epochs):
         parts = self.windows(first_sample, count)
         return np.concatenate([self.offset(epoch) + self.seq_len * windows for epoch, windows in parts])
 
-    def batch(self, first_sample: int) -> tuple[Tensor, ...]:  # tokens, targets, document_ids if masked (B, T) int64
-        return windows_at(self.tokens, self.begins(first_sample, self.batch_size), self.seq_len, self.starts)
+    def rows(self, first_sample: int, count: int) -> tuple[Tensor, ...]:  # tokens, targets, document_ids if masked (count, T)
+        return windows_at(self.tokens, self.begins(first_sample, count), self.seq_len, self.starts)
 
 
 def windows_at(
@@ -137,10 +147,10 @@ class ExampleLoader(_Epochs):
 
     def __init__(self, examples: Examples, batch_size: int, seed: int):
         super().__init__(len(examples.spans), batch_size, seed)
-        self.examples = examples
+        self.examples, self.seq_len = examples, examples.seq_len
 
-    def batch(self, first_sample: int) -> tuple[Tensor, Tensor]:  # tokens, targets (B, T) int64
-        return self.examples.rows(np.concatenate([windows for _, windows in self.windows(first_sample, self.batch_size)]))
+    def rows(self, first_sample: int, count: int) -> tuple[Tensor, ...]:  # tokens, targets (count, T) int64
+        return self.examples.rows(np.concatenate([windows for _, windows in self.windows(first_sample, count)]))
 
 
 class ValidationSet:

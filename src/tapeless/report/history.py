@@ -17,6 +17,7 @@ from tapeless.report.metrics import curves
 from tapeless.training.metrics_log import as_written, read_metrics
 from tapeless.training.run_config import read_run_config
 from tapeless.training.run_dir import RunDir
+from tapeless.training.run_time import RunTime
 
 SAMPLES, SAMPLE_LENGTH = 12, 2000  # on the page, and characters of each
 NOTES = 40  # warnings, resumes and ends
@@ -50,6 +51,7 @@ class RunHistory:
         self.samples: list[tuple[int, str]] = []
         self.notes: list[tuple[int, str]] = []
         self.ending: str | None = None
+        self.times = RunTime()
         self._samples_seen, self._sample_stride = 0, 1
 
     @classmethod
@@ -65,6 +67,7 @@ class RunHistory:
     def add(self, event: Mapping[str, Any]) -> None:
         kind = event["event"]
         self.ending = None
+        self.times.add(event)
         if kind == "step":
             self._step(event)
         elif kind == "eval":

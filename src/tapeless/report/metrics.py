@@ -4,6 +4,7 @@ metrics.csv, TensorBoard, W&B, Trackio and the page all read this table.
 Tested by: tests/report/test_metrics.py."""
 
 from collections.abc import Mapping
+from functools import cache
 from typing import Any, NamedTuple
 
 Event = Mapping[str, Any]
@@ -41,9 +42,10 @@ METRICS = (
 )
 
 
-def curves(event: str) -> list[Metric]:
+@cache
+def curves(event: str) -> tuple[Metric, ...]:
     """The metrics of an event that the page draws."""
-    return [metric for metric in METRICS if metric.event == event and metric.curve]
+    return tuple(metric for metric in METRICS if metric.event == event and metric.curve)
 
 
 def scalars(event: Event) -> dict[str, float]:

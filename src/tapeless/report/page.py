@@ -11,6 +11,7 @@ import json
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import fields
 from datetime import datetime
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from tapeless.data.files import atomic_write
 from tapeless.report.figures import Figure, figures
 from tapeless.report.history import RunHistory
 from tapeless.report.metrics import METRICS, Metric
+from tapeless.training.run_time import activity_rows, startup_rows, verdict
 from tapeless.training.summary import count, model_text, optimizer_text, readable
 
 HOME = Path(__file__).parent
@@ -82,6 +84,7 @@ def _main(histories: Sequence[RunHistory], names: Sequence[str]) -> str:
         *(_figure(*chart, wide=True) for chart in (COMPARED if many else SINGLE)),
         _section("Steps", _grid([_figure(*chart) for chart in STEPS[:2]]) + _grid([_figure(*chart) for chart in STEPS[2:]])),
         _section("Layers", "".join(_layers(i, title) for i, title in enumerate(titles))),
+        _section("Time", of_each(_time)),
         _section("Samples", of_each(_samples)),
         _notes(histories, names),
         _section("Configuration", of_each(_configuration)),
@@ -195,6 +198,33 @@ def _value(value: Any) -> str:
 
 def _layers(run: int, name: str) -> str:
     return (f"<h3>{_e(name)}</h3>" if name else "") + _grid([_figure(*chart, run=run) for chart in LAYERS])
+
+
+def _time(history: RunHistory, name: str) -> str:
+    """Where the time of the run went; nothing for one without these events."""
+    found = history.times.found()
+    if found is None:
+        return ""
+    total = sum(found["seconds"].values())
+    ends = [1000 * end / total for end in accumulate(found["seconds"].values(), initial=0.0)]
+    parts = "".join(
+        f'<rect class="{f"f{i}" if i < COLORS else "rest"}" x="{start:.1f}" width="{end - start:.1f}" height="10"/>'
+        for i, (start, end) in enumerate(pairwise(ends))
+    )
+    bar = f'<svg class="share" viewBox="0 0 1000 10" preserveAspectRatio="none" aria-hidden="true">{parts}</svg>'
+    keys = [_key(i) if i < COLORS else '<i class="key rest"></i>' for i in range(len(found["seconds"]))]
+    tables = _times(activity_rows(found), ["", *keys, ""]) + _times(startup_rows(found))
+    title = f"<h4>{_e(name)}</h4>" if name else ""
+    return f'<div class="card">{title}<p>{_e(verdict(found))}</p>{bar}<div class="columns">{tables}</div></div>'
+
+
+def _times(rows: Sequence[Sequence[str]], keys: Sequence[str] = ()) -> str:
+    """A table of names and numbers. keys: in front of the name of each row."""
+    lines = [
+        f"<tr><th>{key}{_e(name)}</th>" + "".join(f"<td>{_e(value)}</td>" for value in values) + "</tr>"
+        for key, (name, *values) in zip(keys or [""] * len(rows), rows, strict=True)
+    ]
+    return f'<div class="scroll"><table class="times">{"".join(lines)}</table></div>'
 
 
 def _samples(history: RunHistory, name: str) -> str:

@@ -13,6 +13,7 @@ import os
 import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
+from copy import deepcopy
 from pathlib import Path
 from typing import IO, Any
 
@@ -20,6 +21,7 @@ from tapeless.data.files import atomic_write, reason, unused, writing
 from tapeless.errors import DataError, TapelessError
 
 NEWLINE = b"\n"
+ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
 log = logging.getLogger("tapeless")
 
 
@@ -147,10 +149,15 @@ class MetricsLog:
 def event_line(event: Mapping[str, Any]) -> bytes:
     """One line of the file."""
     try:
-        text = json.dumps(event, ensure_ascii=False, allow_nan=False)
+        text = ENCODER.encode(event)
     except ValueError:  # a number that is not finite; looking for one in every event would take as long as writing it
-        text = json.dumps(_finite(event), ensure_ascii=False, allow_nan=False)
+        text = ENCODER.encode(_finite(event))
     return text.encode() + NEWLINE
+
+
+def copied(event: Mapping[str, Any]) -> dict[str, Any]:
+    """For a listener that may change its own. The values of most events are immutable."""
+    return {key: deepcopy(value) if isinstance(value, dict | list) else value for key, value in event.items()}
 
 
 def _finite(value: Any) -> Any:

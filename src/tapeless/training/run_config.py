@@ -54,12 +54,17 @@ class Change(NamedTuple):
 
 
 def write_run_config(path: Path, config: RunConfig) -> None:
-    lines = ["# Written by tapeless; read again by `tapeless train resume`."]
-    for table, values in config.tables().items():
+    head = "# Written by tapeless; read again by `tapeless train resume`.\n"
+    with atomic_write(path) as file:
+        file.write((head + toml(config.tables())).encode())
+
+
+def toml(tables: Mapping[str, Mapping[str, Any]]) -> str:
+    lines: list[str] = []
+    for table, values in tables.items():
         lines += ["", f"[{table}]"]
         lines += [f"{name} = {_toml(name, value)}" for name, value in values.items() if value is not None]
-    with atomic_write(path) as file:
-        file.write(("\n".join(lines) + "\n").encode())
+    return "\n".join(lines) + "\n"
 
 
 def read_run_config(path: Path) -> RunConfig:

@@ -12,14 +12,13 @@ import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from copy import deepcopy
 from typing import Any
 
 from tapeless.config import REPORTERS
 from tapeless.data.files import write_json
 from tapeless.errors import MissingError
 from tapeless.report.metrics import Event
-from tapeless.training.metrics_log import read_metrics
+from tapeless.training.metrics_log import copied, read_metrics
 from tapeless.training.run_config import read_run_config
 from tapeless.training.run_dir import RunDir
 
@@ -120,7 +119,7 @@ class Reporters:
         self._all(lambda reporter: reporter.close())
 
     def event(self, event: Event) -> None:
-        self._all(lambda reporter: reporter.event(deepcopy(event)))  # a reporter may change its own
+        self._all(lambda reporter: reporter.event(copied(event)))  # a reporter may change its own
 
     def _all(self, act: Callable[[Reporter], None]) -> None:
         for name, reporter in list(self._active.items()):

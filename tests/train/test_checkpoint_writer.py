@@ -180,7 +180,7 @@ def test_the_copy_is_freed_before_the_next_is_made(tmp_path: Path, monkeypatch: 
 
 def test_an_error_in_the_loop_waits_for_the_checkpoint_that_is_being_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Also if the next line of the log fails: the thread never outlives the run's lock."""
-    held = Held()
+    held, threads = Held(), set(threading.enumerate())
 
     def slow(*args: Any) -> Path:
         held()
@@ -198,7 +198,7 @@ def test_an_error_in_the_loop_waits_for_the_checkpoint_that_is_being_written(tmp
     with pytest.raises(KeyboardInterrupt, match="checkpoint"):
         play(run, on_event=disturb)
     assert load_checkpoint(run.checkpoints, on_warning=pytest.fail).state["step"] == 4
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("checkpoint-writer")]
+    assert not [thread for thread in {*threading.enumerate()} - threads if thread.name.startswith("checkpoint-writer")]
 
 
 def test_time_spent_counts_the_copy_and_the_waiting_but_not_the_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

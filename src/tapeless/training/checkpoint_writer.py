@@ -158,7 +158,9 @@ def _copy_to(place: torch.device, tensors: Tensors) -> Snapshot:
     def copy(x: Tensor) -> Tensor:
         return torch.empty_like(x, device=place, pin_memory=pinned).copy_(x, non_blocking=True)
 
-    copied: dict[str, Mapping[str, Tensor]] = {kind: {name: copy(x) for name, x in views.items()} for kind, views in tensors.items()}
+    copied: dict[str, Mapping[str, Tensor]] = {
+        kind: {name: copy(x) for name, x in views.items()} for kind, views in tensors.items()
+    }
     if pinned:
         torch.cuda.synchronize(next(tensors_of(tensors)).device)
     if place.type != "cuda":

@@ -119,6 +119,7 @@ TRAINED = (
     "random_kills",
     "kill_points",
     "failing_disk",
+    "slow_disk",
     "corruptions",
     "one_writer",
     "guards",

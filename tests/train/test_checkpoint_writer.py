@@ -1,4 +1,4 @@
-"""Checkpoints written in the background: the snapshot's values, one at a time, errors and bugs with their step, and no memory."""
+"""Checkpoints written in the background: the snapshot's values, one at a time, errors and bugs with their step, no memory."""
 
 import logging
 import re

@@ -62,7 +62,7 @@ def test_a_moving_average_is_a_part_of_it():
 
 def test_what_a_captured_evaluation_owns_is_there_in_every_step_after_it():
     pytest.importorskip("numba")
-    narrow = replace(MODEL, vocab_size=300, hidden_dim=64, num_layers=2, intermediate_dim=64)
+    narrow = ModelConfig(vocab_size=300, hidden_dim=64, num_layers=2, num_heads=4, intermediate_dim=64, max_seq_len=128)
     found, whole = memory_of(narrow, TRAIN), memory_of(MODEL, TRAIN)
     owned = found.parts["captured evaluation"]
     assert 0 < owned <= LARGEST_CAPTURE

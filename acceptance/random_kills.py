@@ -35,4 +35,12 @@ with scratch() as folder:
         measured=f"{writing}, {training} of them while training ran on",
         ok=writing >= KILLS // 10 and training > 0,
     )
-claims.finish(runs=[run._asdict() for run in ended])
+claims.finish(
+    kinds={
+        kind: {
+            "runs": len(runs := [run for run in ended if run.kind == kind]),
+            **{name: sum(getattr(run, name) for run in runs) for name in ("kills", "writing", "training", "equal")},
+        }
+        for kind in KINDS
+    }
+)

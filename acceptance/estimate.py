@@ -1,17 +1,20 @@
 """What a run needs is known before it runs: the peak of its memory to 10 %, its time to 25 %.
 
 Memory is measured of six configurations, each in a process of its own that has its kernels compiled, as the highest that stands
-above the process before the model is built. Time: the estimate and the steps it speaks of take turns, and the median of their
+above the process before the model is built; and of whole runs that evaluate and write checkpoints, which are copied first, as
+the highest of the process. Time: the estimate and the steps it speaks of take turns, and the median of their
 ratios counts, since a machine is seldom quiet; then one whole run against what was said of it."""
 
 import json
+import os
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from claim import Claims
-from training import scratch, tapeless, train
+from training import command, scratch, tapeless, train
 
 from tapeless.bench.process import Process, environment
 from tapeless.bench.task import Task
@@ -30,6 +33,8 @@ TIMED = {  # preset, rows, length, dtype -> steps in a turn; the last is too lon
     ("llama-small", 4, 512, "float32"): 3,
     ("llama-base", 2, 256, "float32"): 2,
 }
+RUNS = {"llama-tiny": (16, 64), "llama-small": (4, 256)}  # rows, length
+SAVING = ["--max-steps", "9", "--eval-every", "3", "--save-every", "4", "--no-verify"]
 ROUNDS = 5
 RUN = ["--preset", "llama-tiny", "--batch-size", "16", "--max-steps", "1500", "--eval-every", "300", "--no-verify"]
 
@@ -57,7 +62,8 @@ def check_memory(claims: Claims) -> list[dict[str, Any]]:
         for policy in POLICIES:
             task = Task("ours", config, replace(plain, recompute=policy))
             found = memory_of(config, task.train)
-            predicted, (above, whole) = found.phases["training step"], measured_memory(task)
+            predicted = found.phases["training step"] - found.parts.get("captured evaluation", 0)  # nothing is evaluated
+            above, whole = measured_memory(task)
             gap = predicted / above - 1
             claims.check(
                 f"{MODEL} {SHAPE[0]}x{SHAPE[1]} {dtype} {policy}: peak memory {above / MIB:.0f} MiB, predicted "
@@ -69,6 +75,44 @@ def check_memory(claims: Claims) -> list[dict[str, Any]]:
             )
             rows.append({"dtype": dtype, "policy": policy, "predicted": predicted, "measured": above, "resident": whole})
     return rows
+
+
+def peak_of_run(*words: str) -> int:
+    """Of the whole process, in bytes."""
+    process = subprocess.Popen(command("train", "new", *words), stdout=subprocess.DEVNULL)
+    _, status, usage = os.wait4(process.pid, 0)
+    if status:
+        raise SystemExit(f"the run ended with status {status}")
+    return usage.ru_maxrss * 1024
+
+
+def check_runs(claims: Claims, folder: Path) -> list[dict[str, Any]]:
+    """A few steps with everything that holds memory between them: captured steps and evaluations, and the copy of a checkpoint
+    that is being written."""
+    rows = []
+    data = ["--dataset-path", str(repeated_text(folder))]
+    for name, (B, T) in RUNS.items():
+        words = [*data, "--preset", name, "--batch-size", str(B), "--seq-len", str(T), *SAVING]
+        peak_of_run(*words, "--out-dir", str(folder / f"{name}-warm"))  # compiles what is not compiled yet
+        measured = peak_of_run(*words, "--out-dir", str(folder / name))
+        found = json.loads(tapeless("estimate", *words, "--no-calibrate", "--json").output.splitlines()[-1])["memory"]
+        predicted = found["saving"] + found["process"]
+        gap = predicted / measured - 1
+        claims.check(
+            f"a run of {name} {B}x{T} with evaluations and checkpoints: peak of the process {measured / MIB:.0f} MiB, "
+            f"predicted {predicted / MIB:.0f}",
+            bound=f"within {MEMORY_BOUND:.0%}",
+            measured=f"{gap:+.1%}",
+            ok=abs(gap) <= MEMORY_BOUND,
+        )
+        rows.append({"model": name, "shape": [B, T], "predicted": predicted, "measured": measured})
+    return rows
+
+
+def repeated_text(folder: Path) -> Path:
+    text = folder / "text.txt"
+    text.write_text("every forward has its backward, and every backward has its judges\n" * 20_000)
+    return text
 
 
 def check_time(claims: Claims) -> list[dict[str, Any]]:
@@ -97,9 +141,7 @@ def check_time(claims: Claims) -> list[dict[str, Any]]:
 
 def check_run(claims: Claims, folder: Path) -> dict[str, Any]:
     """A whole run with its evaluations, checkpoints and samples, an estimate before it and one behind."""
-    text = folder / "text.txt"
-    text.write_text("every forward has its backward, and every backward has its judges\n" * 20_000)
-    run, words = RunDir(folder / "run"), [*RUN, "--dataset-path", str(text)]
+    run, words = RunDir(folder / "run"), [*RUN, "--dataset-path", str(repeated_text(folder))]
     train(RunDir(folder / "warm"), *words, "--max-steps", 2)  # compiles what is not compiled yet
     before = estimated_time(*words, "--out-dir", str(run.path))["total"]
     train(run, *words)
@@ -119,5 +161,5 @@ if __name__ == "__main__":
     claims = Claims("estimate")
     memory, times = check_memory(claims), check_time(claims)
     with scratch() as folder:
-        whole = check_run(claims, folder)
-    claims.finish(memory=memory, time=times, run=whole)
+        runs, whole = check_runs(claims, folder), check_run(claims, folder)
+    claims.finish(memory=memory, runs=runs, time=times, run=whole)

@@ -11,6 +11,7 @@ import harness
 from claim import Claims
 from failing_writes import points_of, survive, unbroken
 from training import scratch
+from watched_disk import Point
 
 from tapeless.training.run_dir import RunDir
 
@@ -24,6 +25,7 @@ with scratch() as folder:
     chosen = points[:: max(1, len(points) // harness.argument(len(points)))]
     run = RunDir(folder / "run")
     ended: dict[str, int] = {}
+    writing: set[Point] = set()  # calls that failed in the writer thread
 
     def all_of(name: str, number: int, *, lasting: bool) -> list[str]:
         problems = []
@@ -31,6 +33,7 @@ with scratch() as folder:
             found = survive(run, expected, point, number, lasting=lasting)
             if found.point != point or found.problems:
                 problems.append(f"{name} at {point}: {'; '.join(found.problems) or 'never came'}")
+            writing.update([point] if found.writing else [])
             ended[name] = ended.get(name, 0) + (found.status != 0)
             shutil.rmtree(run.path, ignore_errors=True)
         return problems
@@ -50,5 +53,11 @@ with scratch() as folder:
         bound=f"{len(chosen)} of {len(chosen)}",
         measured=harness.verdict(problems, len(chosen)),
         ok=not problems,
+    )
+    claims.check(
+        "of these calls, those of the writer thread, whose failure training learns later",
+        bound="most",
+        measured=f"{len(writing)} of {len(chosen)}",
+        ok=len(writing) > len(chosen) / 2,
     )
 claims.finish(calls=sorted({str(point) for point in points}), ended=ended)

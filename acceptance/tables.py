@@ -119,6 +119,7 @@ TRAINED = (
     "random_kills",
     "kill_points",
     "failing_disk",
+    "slow_disk",
     "corruptions",
     "one_writer",
     "guards",
@@ -138,10 +139,6 @@ REWORDED = {
     "equal to the unbroken run's, no line of the metrics lost or doubled": (
         "equal to the uninterrupted run's, no metrics line lost or duplicated"
     ),
-    "every final hash that of the unbroken run, every line of the metrics once": (
-        "every final hash equal to that of the uninterrupted run, every metrics line once"
-    ),
-    "rename or delete: the same end": "rename or delete: the same final state",
     "found, named, refused or passed over, left as they are, never": (
         "detected, named, refused or skipped, left unchanged, never"
     ),

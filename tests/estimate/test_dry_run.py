@@ -12,8 +12,11 @@ import torch
 from tapeless.config import ModelConfig, SimpleLMConfig, TrainConfig
 from tapeless.estimate.dry_run import LiveBytes, dry_run
 from tapeless.kernels.dry import META, dry_ops
+from tapeless.model import replay
 from tapeless.model.build import build_model
 from tapeless.model.memory import saved_bytes
+from tapeless.ops.op import OpSet
+from tapeless.training.evaluate import rows_at_once
 from tapeless.training.step import optimizer_of
 
 # Of whole cache lines, so that the flat buffers have no gaps.
@@ -119,6 +122,27 @@ def test_a_real_step_of_the_reference_ops_peaks_where_the_dry_one_does(placement
         )
     # q and k are copied once more on the meta device, where no two tensors have an address to tell them apart
     assert dry_run(config, train, "reference").step == pytest.approx(measured, rel=0.03)
+
+
+def test_a_captured_evaluation_owns_what_a_real_one_does(monkeypatch: pytest.MonkeyPatch):
+    pytest.importorskip("numba")
+    owned: list[int] = []
+
+    def captured(ops: OpSet, run: Any, batch: tuple[torch.Tensor, ...]) -> Any:
+        assert ops.capture is not None
+        results, calls = ops.capture(lambda: run(*batch))
+        assert not isinstance(calls, str)
+        owned.append(calls.nbytes)
+        return None, results
+
+    expected = dry_run(MODEL, TRAIN, "cpu").captured_evaluation
+    model = build_model(MODEL, ops="cpu", initialized=False)
+    windows = torch.zeros(rows_at_once(16), 16, dtype=torch.int64)
+    monkeypatch.setattr(replay, "capture_pass", captured)
+    for _ in range(2):
+        model.loss(windows, windows, num_targets=1, check=False)
+    assert owned == [expected]
+    assert expected > 10**7
 
 
 def test_more_micro_batches_take_no_more_memory_than_their_tokens():

@@ -9,6 +9,7 @@ from tapeless.bench.task import Task
 from tapeless.config import ModelConfig, TrainConfig
 from tapeless.estimate import memory
 from tapeless.estimate.memory import MIB, memory_of
+from tapeless.kernels.workspace import LARGEST_CAPTURE
 
 MODEL = ModelConfig(vocab_size=8000, hidden_dim=256, num_layers=4, num_heads=4, intermediate_dim=688, max_seq_len=128)
 TRAIN = TrainConfig(batch_size=16, seq_len=128, ops="cpu", lr=1e-4)
@@ -59,6 +60,24 @@ def test_a_moving_average_is_a_part_of_it():
         assert averaged.phases[phase] - plain.phases[phase] == averaged.parts["moving average"]
 
 
+def test_what_a_captured_evaluation_owns_is_there_in_every_step_after_it():
+    pytest.importorskip("numba")
+    narrow = ModelConfig(vocab_size=300, hidden_dim=64, num_layers=2, num_heads=4, intermediate_dim=64, max_seq_len=128)
+    found, whole = memory_of(narrow, TRAIN), memory_of(MODEL, TRAIN)
+    owned = found.parts["captured evaluation"]
+    assert 0 < owned <= LARGEST_CAPTURE
+    assert sum(found.parts.values()) == found.phases["training step"] > owned
+    assert "captured evaluation" not in whole.parts  # it would own more
+    assert "captured evaluation" not in memory_of(narrow, replace(TRAIN, ops="reference")).parts
+
+
+def test_the_copy_of_a_checkpoint_counts_but_no_run_is_refused_for_it():
+    found = memory_of(MODEL, replace(TRAIN, verify=False, ema_decay=0.9))
+    params = found.parts["parameters"]
+    assert found.checkpoint == pytest.approx(4 * params, rel=1e-3)  # weights, two moments, their average
+    assert found.saving == found.peak + found.checkpoint
+
+
 @pytest.mark.slow
 def test_a_real_process_takes_what_was_predicted():
     """Within 10 %, in a process of its own that has its kernels compiled; acceptance/estimate.py does it at more sizes."""
@@ -70,5 +89,6 @@ def test_a_real_process_takes_what_was_predicted():
             worker.ask("first")
             worker.ask("steps", count=2)
             measured = worker.ask("finish")["peak"] - before
-    predicted = memory_of(MODEL, TRAIN).phases["training step"]
+    found = memory_of(MODEL, TRAIN)
+    predicted = found.phases["training step"] - found.parts.get("captured evaluation", 0)  # nothing is evaluated
     assert predicted == pytest.approx(measured, rel=0.1), (predicted / MIB, measured / MIB)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from small_run import Said, content, new, outcome, restore_trainer
-from watched_disk import Point, watched
+from watched_disk import Point, in_writer_thread, watched
 
 from tapeless.training.checkpoint import checkpoints, load_checkpoint
 from tapeless.training.run_dir import RunDir
@@ -14,6 +14,7 @@ from tapeless.training.run_dir import RunDir
 
 class Failure(NamedTuple):
     point: Point | None  # None where there was no such call
+    writing: bool  # whether it was a call of the writer thread
     status: int
     problems: list[str]  # none, if all is well
 
@@ -27,12 +28,13 @@ def points_of(run: RunDir) -> list[Point]:
     return points
 
 
-def fail_at(where: Point, errno: int, *, lasting: bool) -> tuple[Callable[[Point], None], list[Point]]:
-    failed: list[Point] = []
+def fail_at(where: Point, errno: int, *, lasting: bool) -> tuple[Callable[[Point], None], list[tuple[Point, bool]]]:
+    """Also what failed, and whether in the writer thread."""
+    failed: list[tuple[Point, bool]] = []
 
     def act(point: Point) -> None:
         if point == where or (lasting and failed):
-            failed.append(point)
+            failed.append((point, in_writer_thread()))
             raise OSError(errno, os.strerror(errno))
 
     return act, failed
@@ -50,7 +52,7 @@ def survive(run: RunDir, expected: RunDir, where: Point, errno: int, *, lasting:
         problems += [f"going on failed: {again.words}"] if again.status else []
     if not problems and outcome(run) != outcome(expected):
         problems.append("the run did not come to the same end")
-    return Failure(failed[0] if failed else None, said.status, problems)
+    return Failure(*(failed[0] if failed else (None, False)), said.status, problems)
 
 
 def spoken_problems(said: Said, errno: int) -> list[str]:

@@ -1,6 +1,7 @@
 """Processes to be killed, made by fork from one that has everything imported: a second's start each would be most of the time.
 
-The process that forks must be a plain one, with one thread and no product computed in it yet."""
+The process that forks must be a plain one, with one thread and no product computed in it yet; importing this module imports
+what a run would, torch's compiler too, which the dry run of the reference ops loads."""
 
 import os
 import random
@@ -8,7 +9,13 @@ import signal
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
+
+for name in ("torch._dynamo", "tapeless.runner", "tapeless.report.page", "tapeless.kernels.cpu.ops"):
+    with suppress(ImportError):  # the kernels need numba
+        import_module(name)
 
 KILLED = -signal.SIGKILL
 

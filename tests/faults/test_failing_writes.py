@@ -52,7 +52,7 @@ def drawn(points: list[Point], count: int) -> list[Point]:
 
 
 def test_one_failing_call(tmp_path: Path, expected: RunDir, points: list[Point]):
-    """A few of them; acceptance/failing_writes.py has every one of them fail in every way."""
+    """A few of them; acceptance/failing_disk.py has every one of them fail in every way."""
     statuses = set()
     for n, point in enumerate(drawn(points, 12)):
         found = survive(RunDir(tmp_path / f"run-{n}"), expected, point, ERRORS[n % 3], lasting=False)
@@ -92,7 +92,9 @@ def first(points: list[Point], text: str) -> Point:
 )
 def test_what_ends_a_run_and_what_does_not(call: str, status: int, tmp_path: Path, expected: RunDir, points: list[Point]):
     point = first(points, call)
-    assert survive(RunDir(tmp_path / "run"), expected, point, errno.EIO, lasting=False) == (point, status, [])
+    found = survive(RunDir(tmp_path / "run"), expected, point, errno.EIO, lasting=False)
+    assert (found.point, found.status, found.problems) == (point, status, [])
+    assert found.writing == (call.partition(" ")[2].startswith("checkpoints/") or call == "fsync metrics.jsonl")
 
 
 def test_a_log_that_fails_for_a_while_has_every_line_in_the_end(tmp_path: Path):

@@ -54,6 +54,11 @@ def watched(folder: Path, act: Callable[[Point], None]) -> Iterator[None]:
         builtins.open, io.open = originals["open"], originals["io.open"]
 
 
+def in_writer_thread() -> bool:
+    """Whether a checkpoint's writer makes the call that was announced."""
+    return threading.current_thread().name.startswith("checkpoint-writer")
+
+
 def plain_name(path: str, folder: Path) -> str:
     """Without what differs from process to process: `.tmp-1234-latest` is `.tmp-latest`."""
     name = str(Path(path).relative_to(folder))

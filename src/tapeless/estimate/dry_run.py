@@ -112,6 +112,7 @@ class DryRun(NamedTuple):
     parts: dict[str, int]  # what the step needs by name: parameters, gradients, …
     step: int  # the peak of a training step, with all of the above
     evaluation: int  # the peak of an evaluation after it
+    captured_evaluation: int  # what the captured evaluation owns from then on
     checkpoint: int  # the tensors in one
 
 
@@ -133,7 +134,9 @@ def dry_run(config: AnyModelConfig, train: TrainConfig, ops: str) -> DryRun:
         targets = torch.empty_like(tokens)
         step = memory.peak_of(lambda: _step(model, optimizer, tokens, targets, train))
         windows = torch.empty(rows_at_once(T), T, dtype=torch.int64, device=META)
-        evaluation = memory.peak_of(lambda: model.loss(windows, windows, num_targets=1, check=False))
+        captured = workspace.captured if workspace else 0
+        evaluation = memory.peak_of(lambda: _evaluation(model, windows))
+        captured = workspace.captured - captured if workspace else 0
         written = [checkpointed(model.params), *optimizer.named_state().values(), *([] if ema is None else [ema.named()])]
     N, V, itemsize = train.batch_size * T, config.vocab_size, store.compute_flat.element_size()
     rows = dry.logits_rows(N, V) if dry else min(N, chunk_rows(V, CHUNK))
@@ -147,7 +150,7 @@ def dry_run(config: AnyModelConfig, train: TrainConfig, ops: str) -> DryRun:
         "saved activations": saved,
         "logits": (rows if isinstance(config, ModelConfig) else N) * V * itemsize,  # of as many rows as exist at a time
     }
-    return DryRun(parts, step, evaluation, checkpoint=sum(x.nbytes for views in written for x in views.values()))
+    return DryRun(parts, step, evaluation, captured, checkpoint=sum(x.nbytes for views in written for x in views.values()))
 
 
 @environment_restored()
@@ -179,6 +182,12 @@ def _step(model: AnyModel, optimizer: Any, tokens: Tensor, targets: Tensor, trai
             model.forward_backward(tokens[:rows], targets[:rows], num_targets=1, step=0, accumulate=accumulate, check=False)
     (model.ops.grad_norm or grad_norm)(model.store.flat_grads)
     optimizer.step(scale=0.5, copy=model.store.copy)
+
+
+def _evaluation(model: AnyModel, windows: Tensor) -> None:
+    """Two batches, of which the second is captured if the set can do that."""
+    for _ in range(2):
+        model.loss(windows, windows, num_targets=1, check=False)
 
 
 def saved_of(config: AnyModelConfig, train: TrainConfig, ops: str, *, first_block: int) -> int:

@@ -2,8 +2,10 @@
 
     step            parameters, gradients, optimizer state, their moving average, the copy in bfloat16, saved activations,
                     logits, working buffers, all from the dry run; and what libraries and compiled kernels take when they
-                    are first used
+                    are first used; and what a captured evaluation owns, which the steps after it find there
     evaluation      the same forward on its own windows
+    saving          the copy of a checkpoint that is being written, besides steps and evaluations. No run needs it: where it
+                    does not fit, training waits instead (training/checkpoint_writer.py)
     gradient check  before the first step, on the host: a model in float64 (16 bytes a parameter), another in complex128 (16),
                     two directions (16), the current one and the one before (16), and its own libraries
 
@@ -46,7 +48,13 @@ class Memory(NamedTuple):
 
     @property
     def peak(self) -> int:
+        """What the run needs."""
         return max(self.phases.values())
+
+    @property
+    def saving(self) -> int:
+        """The peak of its steps and evaluations while a checkpoint is written from a copy."""
+        return self.checkpoint + max(size for name, size in self.phases.items() if name != "gradient check")
 
 
 def memory_of(config: AnyModelConfig, train: TrainConfig) -> Memory:
@@ -63,8 +71,9 @@ def memory_of(config: AnyModelConfig, train: TrainConfig) -> Memory:
         # The C library keeps fragments of what plain torch frees, about as much again as is needed at a time.
         parts["pieces kept"] = working
     parts["libraries"] = libraries(ops, train.dtype) if on_host else OF_A_GPU
-    step = sum(parts.values())
-    phases = {"training step": step, "evaluation": found.evaluation + step - found.step}
+    besides = sum(parts.values()) - found.step
+    parts["captured evaluation"] = found.captured_evaluation
+    phases = {"training step": sum(parts.values()), "evaluation": found.evaluation + besides}
     if train.verify and on_host and num_params(config) <= CHECKED:
         held = ("parameters", "gradients", "optimizer state", "moving average", "bfloat16 copy", "libraries")
         phases["gradient check"] = sum(parts[name] for name in held) + JUDGE * num_params(config) + OF_THE_CHECK

@@ -59,6 +59,7 @@ def estimate(name: str, config: AnyModelConfig, train: TrainConfig, out_dir: Pat
             "peak": memory.peak,
             "parts": memory.parts,
             "phases": memory.phases,
+            "saving": memory.saving,
             "process": memory.process,
             "available": room,
         },

@@ -34,8 +34,10 @@ def memory_table(found: Record) -> str:
     step = memory["phases"]["training step"]
     rows += [(name, f"{size / MIB:,.1f}", f"{size / step:.1%}") for name, size in memory["parts"].items()]
     rows += [(f"peak, {phase}", f"{size / MIB:,.1f}", "") for phase, size in memory["phases"].items()]
+    rows.append(("peak, while a checkpoint is written", f"{memory['saving'] / MIB:,.1f}", ""))
     if memory["process"]:
-        rows.append(("with the process itself", f"{(memory['peak'] + memory['process']) / MIB:,.1f}", ""))
+        most = max(memory["peak"], memory["saving"])
+        rows.append(("with the process itself", f"{(most + memory['process']) / MIB:,.1f}", ""))
     return table(rows)
 
 
@@ -43,6 +45,8 @@ def closing(found: Record) -> list[Row]:
     memory, disk = found["memory"], found["disk"]
     refused = {obstacle["code"]: obstacle["message"] for obstacle in found["resource_errors"]}
     fits = refused.get("TOO_LARGE") or f"{gib(memory['peak'])} of the {gib(memory['available'])} that are free: it fits"
+    if "TOO_LARGE" not in refused and memory["saving"] > memory["available"]:
+        fits += ", but no copy of a checkpoint does: training waits while one is written"
     kept = f"{gib(disk['checkpoint'])} a checkpoint, up to {disk['at_once']} at a time: {gib(disk['most'])}"
     stays = refused.get("DISK_FULL") or f"{kept} of the {gib(disk['free'])} that are free for {disk['out_dir']}"
     flops = f"{unit(found['flops_a_step'])}FLOP a step, {unit(found['flops'])}FLOP in all, of the model's own products"

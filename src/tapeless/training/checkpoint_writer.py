@@ -7,7 +7,7 @@ checkpoint that is due is written, however slow the disk, and memory is needed f
 The snapshot is a copy on the device of the tensors, or of a GPU's in host memory. Where neither has twice the room, training
 waits until the checkpoint is written.
 The bytes are those of a checkpoint that is written in the foreground. The training thread collects the outcomes between steps,
-and emits events and warnings.
+and emits events and warnings; whatever is raised in the writer thread is part of an outcome.
 Tested by: tests/train/test_checkpoint_writer.py, tests/faults/test_checkpoint_kill.py."""
 
 import logging
@@ -36,7 +36,7 @@ class Outcome(NamedTuple):
 
     step: int
     path: Path | None  # None: no checkpoint was written
-    error: WriteError | None
+    error: Exception | None  # a WriteError, or a bug in what the thread runs
     warnings: list[str]
 
 
@@ -47,6 +47,7 @@ class CheckpointWriter:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint-writer")
         self._jobs: list[Future[Outcome]] = []  # whose outcomes have not been collected
         self._warned = False
+        self._failed: int | None = None  # the step of the last checkpoint, if it could not be written
 
     def save(
         self,
@@ -60,7 +61,7 @@ class CheckpointWriter:
         """Start writing a checkpoint of state["step"]. protect: a step that rotation keeps. background: False takes no
         snapshot, for a caller who waits for the outcome."""
         self.wait()
-        tensors: Tensors = {"params": params, **optim_state}
+        tensors = {"params": params, **optim_state}
         copied = snapshot(tensors) if background else None
         if background and copied is None and not self._warned:
             self._warned = True
@@ -94,30 +95,35 @@ class CheckpointWriter:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint-writer")
 
     def _write(self, taken: "Snapshot", state: dict[str, Any], protect: int | None) -> Outcome:
-        warnings: list[str] = []
-        self.before_write()
+        step: int = state["step"]
+        path, warnings = None, list[str]()
+        self._failed = step
         try:
+            self.before_write()
             with taken.readable():
-                optim_state = dict(taken.tensors)
-                path = save_checkpoint(self.folder, optim_state.pop("params"), optim_state, state)
-        except WriteError as error:
-            return Outcome(state["step"], None, error, warnings)
-        keep = {"keep_last": self.keep_last, "keep_every": self.keep_every}
-        rotate(self.folder, **keep, protect=protect, written=state["step"], on_warning=warnings.append)
-        return Outcome(state["step"], path, None, warnings)
+                path = save_checkpoint(self.folder, taken.tensors.pop("params"), taken.tensors, state)
+            self._failed = None
+            keep = {"keep_last": self.keep_last, "keep_every": self.keep_every}
+            rotate(self.folder, **keep, protect=protect, written=step, on_warning=warnings.append)
+        except Exception as error:
+            return Outcome(step, path, error, warnings)
+        finally:
+            taken.tensors.clear()  # the thread references its argument until after the outcome is known, and the next is copied
+        return Outcome(step, path, None, warnings)
 
     def _mark_best(self, step: int) -> Outcome:
-        path = self.folder / f"step-{step:08d}"
         try:
-            if path.is_dir():  # otherwise it could not be written, which its own outcome says
-                point_to(self.folder, "best", path)
+            if step != self._failed:
+                point_to(self.folder, "best", self.folder / f"step-{step:08d}")
         except WriteError as error:
             return Outcome(step, None, None, [f"{error}; training continues"])
+        except Exception as error:
+            return Outcome(step, None, error, [])
         return Outcome(step, None, None, [])
 
 
 class Snapshot(NamedTuple):
-    tensors: Tensors
+    tensors: dict[str, Mapping[str, Tensor]]
     ready: "torch.cuda.Event | None" = None  # of a GPU's own copy
 
     @contextmanager
@@ -141,8 +147,8 @@ def snapshot(tensors: Tensors) -> Snapshot | None:
             continue
         try:
             return _copy_to(place, tensors)
-        except (torch.OutOfMemoryError, MemoryError):
-            continue
+        except (RuntimeError, MemoryError) as error:  # torch raises RuntimeError for pinned and for pageable memory
+            log.info("a checkpoint cannot be copied to %s: %s", place, error)
     return None
 
 
@@ -152,7 +158,9 @@ def _copy_to(place: torch.device, tensors: Tensors) -> Snapshot:
     def copy(x: Tensor) -> Tensor:
         return torch.empty_like(x, device=place, pin_memory=pinned).copy_(x, non_blocking=True)
 
-    copied = {kind: {name: copy(x) for name, x in views.items()} for kind, views in tensors.items()}
+    copied: dict[str, Mapping[str, Tensor]] = {
+        kind: {name: copy(x) for name, x in views.items()} for kind, views in tensors.items()
+    }
     if pinned:
         torch.cuda.synchronize(next(tensors_of(tensors)).device)
     if place.type != "cuda":

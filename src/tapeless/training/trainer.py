@@ -12,6 +12,7 @@ during training is a warning, since the weights in memory are worth more than an
 one must succeed.
 Tested by: tests/train/test_trainer.py, tests/train/test_resume.py."""
 
+import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -49,6 +50,7 @@ from tapeless.training.run_dir import RunDir
 from tapeless.training.step import StepMetrics, StepResult, ema_of, optimizer_of, train_step
 from tapeless.training.time_spent import TimeSpent
 
+log = logging.getLogger("tapeless")
 # Events that a resume writes again for the step it starts at.
 REPEATED = ("checkpoint", "eval", "sample", "guard", "time_spent", "end")
 
@@ -79,9 +81,8 @@ class Trainer:
     ):
         """run: where checkpoints and samples are written; None writes nothing. on_event: called with every event of
         metrics.jsonl. before_save: called before each checkpoint by the thread that writes it, to sync the events so far to the
-        disk. stopped: polled at every step
-        and during evaluation; True saves and ends the run, as does max_time, which counts from here. base: the hash of the
-        base weights of adapters, recorded in checkpoints."""
+        disk. stopped: polled at every step and during evaluation; True saves and ends the run, as does max_time, which counts
+        from here. base: the hash of the base weights of adapters, recorded in checkpoints."""
         self.model, self.config, self.data, self.run_dir = model, config, data, run
         self.on_event, self.base = on_event, base
         self._stop_requested, self._deadline = stopped, time.monotonic() + seconds(config.max_time)
@@ -206,10 +207,12 @@ class Trainer:
             self._emit("guard", error=str(error))
             raise
         finally:
-            self._collect_saves(wait=True)
-            if self._writer is not None:
-                self._writer.close()
-            self._batches.close()
+            try:
+                self._collect_saves(wait=True)
+            finally:
+                if self._writer is not None:
+                    self._writer.close()
+                self._batches.close()
         return ending
 
     def _take_step(self) -> None:
@@ -303,11 +306,12 @@ class Trainer:
         so that a resume evaluates again and decides the same. Weights that are not finite are an error and not saved."""
         if self.run_dir is None or self._writer is None:
             return None
-        self._collect_saves(wait=True)  # if the one of this step failed, it is written again
-        self._start_save(background=False)
-        if self.best_step == self.steps:
-            self._writer.mark_best(self.steps)
-        self._collect_saves(wait=True, must_succeed=True)
+        with self._pause("checkpoints"):
+            self._collect_saves(wait=True)  # if the one of this step failed, it is written again
+            self._start_save(background=False)
+            if self.best_step == self.steps:
+                self._writer.mark_best(self.steps)
+            self._collect_saves(wait=True, must_succeed=True)
         return self.run_dir.checkpoints / f"step-{self.steps:08d}"
 
     def _start_save(self, *, background: bool = True) -> None:
@@ -340,11 +344,15 @@ class Trainer:
             if outcome.path is not None:
                 self.on_event({"event": "checkpoint", "step": outcome.step, "path": outcome.path.name, "time": time.time()})
             if outcome.error is not None:
-                if self._saved_step == outcome.step:
+                if self._saved_step == outcome.step and outcome.path is None:
                     self._saved_step = None
                 if must_succeed:
                     raise outcome.error
-                self._warn(f"{outcome.error}; training continues")
+                text = str(outcome.error)
+                if not isinstance(outcome.error, WriteError):
+                    text = f"step {outcome.step}: the checkpoint writer failed: {outcome.error!r}"
+                    log.error(text, exc_info=outcome.error)
+                self._warn(f"{text}; training continues")
 
     def resume(self, checkpoint: Checkpoint) -> None:
         """Restore weights, optimizer and position from a checkpoint."""

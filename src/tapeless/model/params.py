@@ -141,8 +141,8 @@ class ParamStore:
 
     def refresh(self, *, only_if_counted: bool = False) -> None:
         """Update the compute copy. Some writers, torch's fused optimizers among them, bypass the version counter, so the copy
-        is made every time, unless the last writer updated it itself (`mark_copied`), or the caller decodes token by token and
-        trusts the counter (only_if_counted)."""
+        is made every time, unless the last writer updated it itself (`mark_copied`), or the caller decodes, has made the
+        copy before, and trusts the counter since (only_if_counted)."""
         if self.compute_flat is self.flat or (self.version == self._copied_version and (only_if_counted or self._trusted)):
             return
         self.compute_flat.copy_(self.flat)

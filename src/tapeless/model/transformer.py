@@ -381,7 +381,9 @@ class Transformer(Generates):
         return self.logits(token.view(1, 1), kv_cache=row)[:, -1]
 
     def kv_cache(self, batch_size: int, capacity: int) -> KVCache:
-        """For decoding: holds what the sublayers remember of up to `capacity` tokens."""
+        """For decoding: holds what the sublayers remember of up to `capacity` tokens. Its logits are those of the weights as they
+        are now, or as counted writes change them (ParamStore.refresh)."""
+        self.store.refresh()
         c = self.config
         if c.position == "learned" and capacity > c.max_seq_len:
             raise InputError(f"kv_cache for {capacity} tokens, but max_seq_len is {c.max_seq_len}; learned positions end there")
@@ -437,7 +439,7 @@ class Transformer(Generates):
 
     def _trunk(self, tokens: Tensor, ctx: Context, keep: bool) -> tuple[Tensor, SavedActivations]:  # n (B, T, C)
         """Everything before the head."""
-        self.store.refresh(only_if_counted=ctx.offset > 0)
+        self.store.refresh(only_if_counted=ctx.kv_cache is not None)
         p, c = self._p, self.config
         x, embed = self.ops.embed.forward(tokens, p.embed)
         if p.positions is not None:

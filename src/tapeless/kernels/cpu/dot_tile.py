@@ -114,9 +114,8 @@ def _make_tile(rows: int) -> Any:
             def add(at: Any, seen: Any = None) -> None:
                 w_vectors = [_vector(builder, builder.gep(start, [at]), seen) for start in w_starts]
                 x_vectors = [_vector(builder, builder.gep(start, [at]), seen) for start in x_starts]
-                if rows > 1:  # arithmetic hides the memory's latency if what the next tile reads is asked for now
-                    for start in w_starts:
-                        _prefetch(builder, builder.gep(start, [builder.add(at, builder.mul(w_step_, INDEX(WIDTH)))]))
+                for start in w_starts:  # arithmetic hides the memory's latency if what the next tile reads is asked for now
+                    _prefetch(builder, builder.gep(start, [builder.add(at, builder.mul(w_step_, INDEX(WIDTH)))]))
                 for (r, o), total in zip(cells, sums, strict=True):
                     _add_product(builder, total, w_vectors[o], x_vectors[r])
 

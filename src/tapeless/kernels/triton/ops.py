@@ -4,6 +4,7 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from tapeless.kernels.triton.add_norm import add_norm
+from tapeless.kernels.triton.decode import decoder
 from tapeless.kernels.triton.embed import embed
 from tapeless.kernels.triton.ffn_down import ffn_down
 from tapeless.kernels.triton.fp8_ffn_down import fp8_ffn_down
@@ -33,6 +34,7 @@ def triton_ops() -> OpSet:
         ffn_down=MappingProxyType(ffn_down()),
         linear_cross_entropy=linear_cross_entropy(),
         dropout=DROPOUT,
+        decoder=decoder,
         adam_update=adam_update,
         grad_norm=grad_norm,
         capture=capture_graph,

@@ -14,6 +14,7 @@ Same formulas, same order as model/block.py. Tested by: tests/kernels/triton/tes
 
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -34,24 +35,25 @@ SPLIT = 512  # keys of a program; longer sequences have several, whose results a
 
 
 class Tile(NamedTuple):
-    """How a linear map is cut into programs. The order of its sums depends on `depth` alone."""
+    """How a linear map is cut into programs. None of this changes a bit."""
 
     columns: int  # of the output
-    depth: int  # inputs at a time, of two bytes each
     warps: int
     stages: int
 
 
-# By the launch, acceptance/generation_cuda.py measures others.
+DEPTH = 128  # bfloat16 inputs of a linear map that are added at a time, which sets the order of its sums
+# Rows of a program -> launch -> tile. Not measured yet; acceptance/generation_cuda.py compares others.
 TILES = {
-    "qkv": Tile(32, 128, 2, 4),
-    "out": Tile(16, 256, 2, 4),
-    "up": Tile(32, 128, 2, 4),
-    "down": Tile(16, 256, 2, 4),
-    "head": Tile(64, 128, 4, 4),
+    16: {"qkv": Tile(16, 2, 6), "out": Tile(16, 2, 6), "up": Tile(16, 2, 6), "down": Tile(16, 2, 12), "head": Tile(64, 4, 4)},
+    32: {"qkv": Tile(32, 4, 3), "out": Tile(16, 4, 4), "up": Tile(32, 4, 3), "down": Tile(16, 4, 4), "head": Tile(64, 8, 3)},
 }
 KEYS, ATTENTION_WARPS, ATTENTION_STAGES = 64, 4, 2
 BLOCK = 1024  # features of a token that a program of the embedding copies
+
+
+# The same machine code for any number of rows.
+one_for_all_rows = partial(triton.jit, do_not_specialize=["R"])
 
 
 @triton.jit
@@ -98,7 +100,7 @@ def _bias(y, b, o, HAS_BIAS: tl.constexpr):  # (ROWS, COLUMNS) + (O,) at o (COLU
     return y + tl.load(b + o).to(tl.float32)[None, :] if HAS_BIAS else y
 
 
-@triton.jit
+@one_for_all_rows
 def _qkv_kernel(
     x, norm, w, b, q_norm, k_norm, cos, sin, slots, positions, q, keys, values, of_slot, of_head, R, C, H, G, D, half, blocks, eps,
     NORM: tl.constexpr, HAS_BIAS: tl.constexpr, HEAD_NORM: tl.constexpr, ROPE: tl.constexpr,
@@ -188,7 +190,7 @@ def _combine_kernel(
     tl.store(out + (row * H + h) * D + c, (sums / total).to(out.dtype.element_ty), mask=c < D)
 
 
-@triton.jit
+@one_for_all_rows
 def _up_kernel(
     x, norm, w, b, h, R, C, F, eps, NORM: tl.constexpr, HAS_BIAS: tl.constexpr, KIND: tl.constexpr, IS_GATED: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, PRECISION: tl.constexpr,
@@ -207,7 +209,7 @@ def _up_kernel(
     tl.store(h + r[:, None] * F + c[None, :], f.to(h.dtype.element_ty), mask=(r < R)[:, None] & (c < F)[None, :])
 
 
-@triton.jit
+@one_for_all_rows
 def _linear_kernel(
     x, norm, w, b, y, R, I, O, eps, NORM: tl.constexpr, HAS_BIAS: tl.constexpr, ADD: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, PRECISION: tl.constexpr,
@@ -348,11 +350,12 @@ class _Decode:
         )  # fmt: skip
 
     def _tile(self, kind: str, R: int) -> dict[str, Any]:
-        columns, depth, warps, stages = TILES[kind]
+        rows = 16 if R <= 16 else ROWS
+        columns, warps, stages = TILES[rows][kind]
         return {
-            "ROWS": min(ROWS, max(16, triton.next_power_of_2(R))),
+            "ROWS": rows,
             "COLUMNS": columns,
-            "DEPTH": depth * 2 // self.flat.itemsize,
+            "DEPTH": DEPTH * 2 // self.flat.itemsize,
             "PRECISION": "ieee" if self.flat.dtype == torch.float32 else None,
             "num_warps": warps,
             "num_stages": stages,

@@ -15,6 +15,7 @@ from tapeless.kernels.triton.library_attention import attention
 from tapeless.kernels.triton.linear import linear
 from tapeless.kernels.triton.linear_cross_entropy import linear_cross_entropy
 from tapeless.kernels.triton.qkv_rope import qkv_rope
+from tapeless.kernels.triton.sample import sample
 from tapeless.kernels.triton.update import adam_update, grad_norm
 from tapeless.ops.add_norm import norm_of
 from tapeless.ops.dropout import DROPOUT
@@ -35,6 +36,7 @@ def triton_ops() -> OpSet:
         linear_cross_entropy=linear_cross_entropy(),
         dropout=DROPOUT,
         decoder=decoder,
+        sampler=sample,
         adam_update=adam_update,
         grad_norm=grad_norm,
         capture=capture_graph,

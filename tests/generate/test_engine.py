@@ -37,8 +37,8 @@ def without_cache(model: AnyModel, prompt: list[int], max_tokens: int, sampling:
         start = 0
         while position - start > window:
             start += max(1, window // 2)
-        logits = model.logits(torch.tensor([text[start:]]))[:, -1]
-        text += sample(logits, torch.tensor([text]), sampling, position=position, first_sample=index).tolist()
+        logits = model.logits(torch.tensor([text[start:]]))[0, -1].numpy()
+        text.append(sample(logits, text, sampling, position=position, index=index))
     return text[len(prompt) :]
 
 
@@ -90,6 +90,10 @@ class Counting:
         self.read += tokens.numel()
         return self.model.logits(tokens, **options)
 
+    def decode(self, tokens: Tensor, *arguments: object, **options: object) -> Tensor:
+        self.read += tokens.numel()
+        return self.model.decode(tokens, *arguments, **options)
+
 
 def test_each_token_is_processed_once_and_a_slide_costs_half_a_window():
     counting = Counting(transformer(32))
@@ -116,14 +120,13 @@ def test_a_batch_equals_its_samples_one_by_one():
         assert generate(model, PROMPT, max_tokens=25, sampling=sampling, first_sample=i) == [tokens]
 
 
-def test_prompts_of_equal_length_share_a_batch():
+@pytest.mark.parametrize("slots", [1, 2, 5])
+def test_prompts_of_any_length_share_the_slots(slots: int):
     model, greedy = transformer(16), Sampling(temperature=0.0)
-    prompts = [PROMPT, PROMPT[::-1], [1] * len(PROMPT)]
+    prompts = [PROMPT, PROMPT[::-1], [1] * len(PROMPT), PROMPT[:2], [7] * 20, PROMPT * 3]
     alone = [generate(model, prompt, max_tokens=25, sampling=greedy)[0] for prompt in prompts]
-    assert len({tuple(tokens) for tokens in alone}) == 3
-    assert generate_each(model, prompts, max_tokens=25, sampling=greedy) == alone
-    with pytest.raises(InputError, match="prompts of one batch must have equal length"):
-        generate_each(model, [PROMPT, PROMPT[1:]], max_tokens=2)
+    assert len({tuple(tokens) for tokens in alone}) == 6
+    assert generate_each(model, prompts, max_tokens=25, sampling=greedy, slots=slots) == alone
 
 
 def test_on_token_may_end_a_sample():
@@ -190,7 +193,7 @@ def test_a_stop_token_ends_only_its_sample():
 def test_generation_ends_when_every_sample_has():
     counting = Counting(transformer(64))
     assert generate(counting, PROMPT, max_tokens=50, num_samples=2, stop=range(31)) == [[], []]
-    assert counting.read == 2 * len(PROMPT)
+    assert counting.read == len(PROMPT)  # equal prompts are processed once
 
 
 def test_ids_beyond_the_tokenizer_are_not_sampled():

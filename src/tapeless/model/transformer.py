@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tapeless.config import Lora, ModelConfig, nearest
 from tapeless.errors import ConfigError, InputError, OrderError
-from tapeless.generate.engine import Generates
+from tapeless.generate.text import Generates
 from tapeless.kernels.choose import choose
 from tapeless.model.block import (
     BlockSaved,
@@ -385,7 +385,8 @@ class Transformer(Generates):
         c = self.config
         if c.position == "learned" and capacity > c.max_seq_len:
             raise InputError(f"kv_cache for {capacity} tokens, but max_seq_len is {c.max_seq_len}; learned positions end there")
-        shapes = {s.name: s.cache_shapes(batch_size, capacity) for block in self.blocks for s in block.sublayers}
+        sublayers = [s for block in self.blocks for s in block.sublayers]
+        shapes = lambda capacity: {s.name: s.cache_shapes(batch_size, capacity) for s in sublayers}  # noqa: E731
         return KVCache(shapes, batch_size, capacity, self.device, self.store.compute_flat.dtype)
 
     def backward(

@@ -103,7 +103,7 @@ class DeviceDecoder:
 
     def collect(self) -> list[tuple[int, int]]:
         self._run_starts()
-        found = []
+        found: list[tuple[int, int]] = []
         for slots, drawn, first in self._queue.popleft():
             found += zip(slots, drawn.read()[first : first + len(slots)], strict=True)
         for slot, token in found:

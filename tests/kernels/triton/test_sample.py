@@ -52,7 +52,14 @@ def on_host(logits: Tensor, history: Tensor, sampling: Sampling, u: float) -> in
 
 RANDOM, EQUAL = torch.randn(V) * 3, torch.zeros(V)
 TIED, EXCLUDED = (RANDOM / 2).round(), RANDOM.index_fill(0, torch.arange(0, V, 3), -torch.inf)
-LOGITS = {"random": RANDOM, "tied": TIED, "equal": EQUAL, "excluded": EXCLUDED, "signed zeros": EQUAL * -1, "bfloat16": TIED.bfloat16()}
+LOGITS = {
+    "random": RANDOM,
+    "tied": TIED,
+    "equal": EQUAL,
+    "excluded": EXCLUDED,
+    "signed zeros": EQUAL * -1,
+    "bfloat16": TIED.bfloat16(),
+}
 SAMPLINGS: list[dict[str, Any]] = [
     {"temperature": 0.0},
     {"temperature": 0.0, "repetition_penalty": 1.7},

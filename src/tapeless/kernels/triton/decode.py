@@ -102,11 +102,11 @@ def _bias(y, b, o, HAS_BIAS: tl.constexpr):  # (ROWS, COLUMNS) + (O,) at o (COLU
 
 @one_for_all_rows
 def _qkv_kernel(
-    x, norm, w, b, q_norm, k_norm, cos, sin, slots, positions, q, keys, values, of_slot, of_head, R, C, H, G, D, half, blocks, eps,
-    NORM: tl.constexpr, HAS_BIAS: tl.constexpr, HEAD_NORM: tl.constexpr, ROPE: tl.constexpr,
+    x, norm, w, b, q_norm, k_norm, cos, sin, slots, positions, q, keys, values, of_slot, of_head, R, C, H, G, D, half, blocks,
+    eps, NORM: tl.constexpr, HAS_BIAS: tl.constexpr, HEAD_NORM: tl.constexpr, ROPE: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, PRECISION: tl.constexpr,
-):  # x (R, C); w ((H+2G) D, C); q (R, H, D); keys, values (slots, G, S, D). A program has features c and c + half of a head, or
-    # some of them: those that are rotated together  # fmt: skip
+):  # x (R, C); w ((H+2G) D, C); q (R, H, D); keys, values (slots, G, S, D)  # fmt: skip
+    """A program has features c and c + half of a head, which are rotated together, for all c or some."""
     HALF: tl.constexpr = COLUMNS // 2
     head, block = tl.program_id(0) // blocks, tl.program_id(0) % blocks
     r, j = tl.program_id(1) * ROWS + tl.arange(0, ROWS), tl.arange(0, COLUMNS)
@@ -140,8 +140,9 @@ def _decode_attention_kernel(
     q, keys, values, slots, positions, out, top_of, total_of, of_slot, of_head, H, G, D, scale,
     WHOLE: tl.constexpr, SPLIT: tl.constexpr, HEADS: tl.constexpr, KEYS: tl.constexpr, WIDTH: tl.constexpr,
     PRECISION: tl.constexpr,
-):  # q (R, H, D); keys, values (slots, G, S, D); out (R, H, D), or of each split (R, splits, H, D) float32 with its top and
-    # total (R, splits, H). A program has the query heads of one key head  # fmt: skip
+):  # q, out (R, H, D); keys, values (slots, G, S, D)  # fmt: skip
+    """A program has the query heads of one key head, and the keys of one split. If there are several, out is (R, splits, H, D)
+    float32, not yet divided by total (R, splits, H)."""
     row, g, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     h, c = g * (H // G) + tl.arange(0, HEADS), tl.arange(0, WIDTH)
     there = (tl.arange(0, HEADS) < H // G)[:, None] & (c < D)[None, :]
@@ -175,8 +176,8 @@ def _decode_attention_kernel(
 @triton.jit
 def _combine_kernel(
     parts, top_of, total_of, positions, out, splits, H, D, SPLIT: tl.constexpr, WIDTH: tl.constexpr
-):  # parts (R, splits, H, D) float32; top_of, total_of (R, splits, H); out (R, H, D). In the order of the splits, one at a
-    # time: of one split it is what the attention kernel gives  # fmt: skip
+):  # parts (R, splits, H, D), top_of, total_of (R, splits, H) float32; out (R, H, D)
+    """In the order of the splits, one at a time: of one split it is what the attention kernel gives."""
     row, h, c = tl.program_id(0), tl.program_id(1), tl.arange(0, WIDTH)
     top, total, sums = -float("inf"), 0.0, tl.zeros([WIDTH], tl.float32)
     for split in range(tl.load(positions + row).to(tl.int32) // SPLIT + 1):

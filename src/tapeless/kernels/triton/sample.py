@@ -3,8 +3,8 @@
 The first kernel cuts rows into blocks: penalty and vocabulary limit, and each block's largest logit. The second has a program
 for each row. A filter keeps the logits above a threshold, and of those equal to it the ones with the lowest ids: the threshold
 is found by bisection over the values that float32 has, each step a pass over the row, which moves both ends of the interval to
-logits that exist. For top-k the blocks' largest logits give a first lower end. Sums are float64, in one order: a draw depends on
-its own row alone. Probabilities are float32, so that a draw can differ from the host's where u is within 1e-5 of an edge.
+logits that exist. For top-k the blocks' largest logits give a first lower end. Sums are float64, in one order: a draw depends
+on its own row alone. Probabilities are float32, so that a draw can differ from the host's where u is within 1e-5 of an edge.
 Tested by: tests/kernels/triton/test_sample.py."""
 
 import torch
@@ -24,8 +24,8 @@ BELOW_ONE = tl.constexpr(1 - 2.0**-52)
 @triton.jit
 def _penalty_kernel(
     logits, slots, numbers, limits, seen, z, tops, V, BLOCK: tl.constexpr
-):  # logits (R, V); numbers (slots, 4) float64; limits (slots, 2); seen (slots, V); z (R, V), tops (R, blocks) float32; tops is
-    # inf where a logit is not finite  # fmt: skip
+):  # logits (R, V); numbers (slots, 4) float64; limits (slots, 2); seen (slots, V); z (R, V), tops (R, blocks) float32
+    """tops is inf where a logit is not finite."""
     row, i = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     slot = tl.load(slots + row)
     inside = i < tl.load(limits + slot * 2 + 1)
@@ -76,7 +76,8 @@ def _threshold(z, V, low, high, need, top, temperature, MASS: tl.constexpr, WIDT
                 sums += tl.where(inside, _mass(x, top, temperature), 0.0)
             else:
                 sums += inside.to(tl.int32)
-            above, below = tl.minimum(above, tl.where(inside, x, float("inf"))), tl.maximum(below, tl.where(inside, float("-inf"), x))
+            above = tl.minimum(above, tl.where(inside, x, float("inf")))
+            below = tl.maximum(below, tl.where(inside, float("-inf"), x))
         reached = tl.sum(sums, 0)
         if reached >= need:
             low = _key(tl.min(above, 0))

@@ -293,8 +293,8 @@ class _Decode:
         cos, sin = (x, x) if theta is None else self.tables(D, theta, S, x.device)
         q, out = torch.empty(2, R, H, D, dtype=self.flat.dtype, device=x.device)
         w, b, q_norm, k_norm = (self._of(f"{name}.{part}") for part in ("wq", "bq", "q_norm.w", "k_norm.w"))
-        tile = self._tile("qkv", R)
-        if q_norm is not None:  # a program has whole heads
+        tile = self._tile("qkv", R if q_norm is None else 1)
+        if q_norm is not None:  # a program has whole heads, and their sums one order: always the same program
             tile["COLUMNS"] = max(16, 2 * triton.next_power_of_2(half))
         blocks = triton.cdiv(half, tile["COLUMNS"] // 2)
         launch(

@@ -121,16 +121,16 @@ def _draw_kernel(
     z, tops = z + row * V, tops + row * blocks
     of_blocks = tl.load(tops + j, mask=j < blocks, other=float("-inf"))
     top = tl.max(of_blocks, 0)
-    temperature = tl.load(numbers + slot * 4)
+    setting = tl.load(numbers + slot * 4)
     token = tl.full([], -1, tl.int64)
     if (top > float("-inf")) & (top < float("inf")):
-        if temperature == 0.0:
+        if setting == 0.0:
             first = tl.min(tl.where(of_blocks == top, j, BLOCKS), 0) * BLOCK
             i = first + tl.arange(0, BLOCK)
             x = tl.load(z + i, mask=i < V, other=float("-inf"))
             token = tl.min(tl.where(x == top, i, V), 0).to(tl.int64)
         else:
-            temperature = tl.maximum(temperature.to(tl.float32), 1e-30)
+            temperature = tl.maximum(setting.to(tl.float32), 1e-30)
             top_p, least = tl.load(numbers + slot * 4 + 1), tl.load(numbers + slot * 4 + 2)
             top_k, limit = tl.load(limits + slot * 2), tl.load(limits + slot * 2 + 1)
             lowest, high = _key(tl.full([], float("-inf"), tl.float32)), _key(top) + 1

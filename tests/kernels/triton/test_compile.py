@@ -82,8 +82,8 @@ KERNELS = {
     "_fp8_heads_backward_kernel",
 }
 
-# Steps of models of real widths, whose weights are never touched, and a draw; then a line for each kernel: its variant, the rows
-# of a program, the generation of its matmul instructions, and how it spreads rows that it sums over threads.
+# Steps of models of real widths, whose weights are never touched, and a draw; then a line for each kernel: its variant, the
+# rows of a program, the generation of its matmul instructions, and how it spreads rows that it sums over threads.
 GENERATION = r"""
 import json, re
 from types import SimpleNamespace

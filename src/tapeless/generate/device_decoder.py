@@ -78,7 +78,8 @@ class DeviceDecoder:
             tokens=torch.zeros(slots + 1, dtype=torch.int64, **on),
             positions=torch.zeros(slots + 1, dtype=torch.int64, **on),
         )
-        self._batches: dict[tuple[Any, int], _Batch] = {}
+        self._seen: set[tuple[str, int]] = set()  # functions and numbers of rows that ran, and whose kernels are compiled
+        self._batches: dict[tuple[str, int], _Batch] = {}
         self._requests: dict[int, Request] = {}
         self._lengths: dict[int, int] = {}  # of the texts, with the tokens that are queued
         self._starts: dict[int, _Start] = {}
@@ -175,21 +176,20 @@ class DeviceDecoder:
         self._model.decode(*inputs, self._kv_cache, check=False)
 
     def _run(self, run: Callable[[Tensor], Tensor | None], rows: np.ndarray) -> Tensor | None:
-        """run(rows), as a graph. rows: (columns, n) int64, the slots second."""
+        """run(rows); from the second time on as a graph. rows: (columns, n) int64, the slots second."""
         columns, n = rows.shape
         R = 1 << (n - 1).bit_length()
-        filled = np.zeros((columns, R), np.int64)
+        filled, key = np.zeros((columns, R), np.int64), (run.__name__, R)
         filled[1] = self._idle_slot
-        if self._model.ops.capture is None:
-            filled[:, :n] = rows
-            return run(self._sent(filled))
-        batch = self._batches.get((run.__name__, R))
-        if batch is None:  # made with rows of the idle slot, of which nothing remains
-            inputs = self._sent(filled)
-            run(inputs)  # compiles the kernels, and makes what they keep
+        if key in self._seen and key not in self._batches and self._model.ops.capture is not None:
+            inputs = self._sent(filled)  # rows of the idle slot: what runs when the graph is made leaves nothing
             result, captured = self._model.ops.capture(lambda: run(inputs))
-            batch = self._batches[run.__name__, R] = _Batch(inputs, result, captured.calls)
+            self._batches[key] = _Batch(inputs, result, captured.calls)
         filled[:, :n] = rows
+        batch = self._batches.get(key)
+        if batch is None:
+            self._seen.add(key)
+            return run(self._sent(filled))
         batch.inputs.copy_(self._pinned(filled), non_blocking=True)
         for call in batch.calls:
             call()

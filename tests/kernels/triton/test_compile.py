@@ -108,7 +108,7 @@ def step(R, C, H, F, S, V=50304, **choices):
 for R in (1, 64):
     step(R, 768, 12, 2048, 512, tie_embeddings=True)
     step(R, 2048, 16, 5504, 2048)
-step(1, 1024, 16, 3072, 1024, num_kv_heads=8, head_dim=128, qk_norm=True)
+step(1, 1024, 16, 3072, 1024, num_kv_heads=8, head_dim=256, qk_norm=True)
 step(1, 768, 12, 3072, 1024, norm="layer", norm_bias=True, position="learned", attn_bias=True, ffn_bias=True, ffn="gelu")
 
 def spread(layout):  # over elements of a row per thread, threads of a warp, and warps
@@ -121,6 +121,7 @@ for (name, *options), kernel in compiled.items():
     sums = re.findall(r"axis = 1 : i32.*?\}\) : \(tensor<\d+x\d+xf32, (#\w+)>\)", ir, re.S)
     matmuls = sorted(set(re.findall(r"versionMajor = (\d)", ir)))
     variant = [name, *sorted(str(item) for item in options.items() if item[0] not in TILE)]
+    assert kernel.metadata.shared <= 227 * 1024, (variant, kernel.metadata.shared)
     print(json.dumps([variant, options.get("ROWS"), matmuls, [spread(layouts[layout]) for layout in sums]]))
 """
 OF_GENERATION = {"_embed", "_qkv", "_decode_attention", "_combine", "_up", "_linear", "_norm_forward", "_penalty", "_draw"}

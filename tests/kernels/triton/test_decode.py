@@ -56,9 +56,9 @@ def unwritten(model: Transformer, slots: int, capacity: int) -> KVCache:
 def in_one_step(model: Transformer, kv_cache: KVCache, tokens: Tensor) -> Tensor:  # (B, T) -> (B, T, V)
     """All tokens of all sequences as rows of one step, shuffled; sequence i in slot i."""
     (B, T), order = tokens.shape, torch.randperm(tokens.numel())
-    slots, positions = torch.arange(B).repeat_interleave(T), torch.arange(T).repeat(B)
+    rows = torch.cartesian_prod(torch.arange(B), torch.arange(T))[order]  # its columns have strides
     logits = torch.empty(B * T, V)
-    logits[order] = step(model, tokens.reshape(-1)[order], slots[order], positions[order], kv_cache)
+    logits[order] = step(model, tokens.reshape(-1)[order], *rows.t(), kv_cache)
     return logits.view(B, T, V)
 
 

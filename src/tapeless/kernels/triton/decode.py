@@ -26,7 +26,7 @@ from tapeless.config import DEFAULT_BLOCKS
 from tapeless.kernels.triton.add_norm import add_norm_forward
 from tapeless.kernels.triton.attention import LOG2E
 from tapeless.kernels.triton.ffn_down import KINDS, f_df
-from tapeless.kernels.triton.launch import launch, on_device
+from tapeless.kernels.triton.launch import contiguous, launch, on_device
 from tapeless.kernels.triton.qkv_rope import Tables, angles
 from tapeless.ops.ffn_gate import GATED
 
@@ -49,6 +49,7 @@ TILES = {
     32: {"qkv": Tile(32, 4, 3), "out": Tile(16, 4, 4), "up": Tile(32, 4, 3), "down": Tile(16, 4, 4), "head": Tile(64, 8, 3)},
 }
 KEYS, ATTENTION_WARPS, ATTENTION_STAGES = 64, 4, 2
+LARGEST = 2**15  # bytes of a block of keys: two of them, and two of values, are in shared memory
 BLOCK = 1024  # features of a token that a program of the embedding copies
 
 
@@ -253,6 +254,7 @@ class _Decode:
         c, R, post = self.config, len(tokens), self.config.norm_placement == "post"
         V, C, w, table = c.vocab_size, c.hidden_dim, self._of("embed.w"), self._of("pos.w")
         x = torch.empty(R, C, dtype=torch.float32, device=tokens.device)
+        tokens, slots, positions = contiguous(tokens), contiguous(slots), contiguous(positions)
         launch(
             _embed_kernel, (R, triton.cdiv(C, BLOCK)), tokens, positions, w, w if table is None else table, x, V, C,
             LEARNED=table is not None, BLOCK=BLOCK, num_warps=4,
@@ -295,7 +297,8 @@ class _Decode:
         w, b, q_norm, k_norm = (self._of(f"{name}.{part}") for part in ("wq", "bq", "q_norm.w", "k_norm.w"))
         tile = self._tile("qkv", R if q_norm is None else 1)
         if q_norm is not None:  # a program has whole heads, and their sums one order: always the same program
-            tile["COLUMNS"] = max(16, 2 * triton.next_power_of_2(half))
+            tile["COLUMNS"] = columns = max(16, 2 * triton.next_power_of_2(half))
+            tile["num_warps"], tile["num_stages"] = 4, max(2, min(4, 512 // columns))  # as many as fit into shared memory
         blocks = triton.cdiv(half, tile["COLUMNS"] // 2)
         launch(
             _qkv_kernel, ((H + 2 * G) * blocks, triton.cdiv(R, tile["ROWS"])),
@@ -310,7 +313,8 @@ class _Decode:
         launch(
             _decode_attention_kernel, (R, G, splits),
             q, keys, values, slots, positions, parts, top, total, *keys.stride()[:2], H, G, D, 1 / math.sqrt(D),
-            WHOLE=whole, SPLIT=SPLIT, HEADS=max(16, triton.next_power_of_2(H // G)), KEYS=KEYS, WIDTH=max(16, width),
+            WHOLE=whole, SPLIT=SPLIT, HEADS=max(16, triton.next_power_of_2(H // G)), WIDTH=max(16, width),
+            KEYS=min(KEYS, LARGEST // (max(16, width) * q.itemsize)),
             PRECISION=tile["PRECISION"], num_warps=ATTENTION_WARPS, num_stages=ATTENTION_STAGES,
         )  # fmt: skip
         if not whole:

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tapeless.kernels.triton.launch import launch, on_device
+from tapeless.kernels.triton.launch import contiguous, launch, on_device
 from tapeless.ops.op import SlotState
 
 BLOCK, BLOCK_WARPS = 512, 1  # logits of a program of the first kernel
@@ -181,7 +181,7 @@ def sample(
     state: SlotState,
 ) -> Tensor:  # (R,) int64
     """See OpSet.sampler."""
-    R, V = logits.shape
+    (R, V), logits, slots, u = logits.shape, contiguous(logits), contiguous(slots), contiguous(u)
     blocks = triton.cdiv(V, BLOCK)
     z = torch.empty(R, V, dtype=torch.float32, device=logits.device)
     tops = torch.empty(R, blocks, dtype=torch.float32, device=logits.device)

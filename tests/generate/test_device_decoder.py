@@ -1,6 +1,7 @@
 """Sequences on the device: through the engine, in any company, as the host would run them. In Triton's interpreter; with graphs
 in tests/kernels/triton/test_cuda.py."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -19,6 +20,7 @@ from tapeless.generate.engine import Engine, generate_each
 from tapeless.kernels import choose
 from tapeless.kernels.triton.ops import triton_ops
 from tapeless.model.transformer import Transformer
+from tapeless.ops.op import CapturedCalls
 
 CONFIG = ModelConfig(
     vocab_size=31, hidden_dim=24, num_layers=1, num_heads=2, num_kv_heads=1, intermediate_dim=20, max_seq_len=16
@@ -29,10 +31,22 @@ SAMPLINGS = [Sampling(temperature=0.0), Sampling(temperature=0.0, repetition_pen
 pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning")  # the interpreter, of loop bounds
 
 
+def capture(run: Callable[[], Any]) -> tuple[Any, CapturedCalls]:
+    """Like a graph, which writes the same result in every replay."""
+    result = run()
+
+    def replay() -> None:
+        again = run()
+        if result is not None:
+            result.copy_(again)
+
+    return result, CapturedCalls([replay], 0)
+
+
 @pytest.fixture
 def model(monkeypatch: pytest.MonkeyPatch) -> Transformer:
     """With the kernels for GPUs, in the interpreter. Its weights are large: what is drawn depends on the text."""
-    interpreted = choose.Backend(lambda device: replace(triton_ops(), capture=None), ("cpu",), ("float32",))
+    interpreted = choose.Backend(lambda device: replace(triton_ops(), capture=capture), ("cpu",), ("float32",))
     monkeypatch.setitem(choose._BACKENDS, "triton", interpreted)
     model = Transformer(CONFIG, seed=1, ops="triton")
     for name, w in model.params.items():
@@ -83,6 +97,7 @@ def test_what_is_queued_is_read_in_order(model: Transformer):
     assert [slot for slot, _ in decoder.collect()] == [0, 1, 2]
     assert decoder._state.positions.tolist() == [7, 3, 6, 0, 0]
     assert [slot for slot, _ in decoder.collect()] == [1]
+    assert decoder._batches.keys() == {("_step", 4)}  # the second step of three rows; one row ran once
 
 
 def test_logits_that_are_not_finite(model: Transformer):

@@ -27,6 +27,7 @@ CONFIG = ModelConfig(
 )
 SHARED = [3, 14, 15, 9]
 PROMPTS = [[*SHARED, 26, 5], [7], [*SHARED, 8]]
+OTHER = [2, 20, 24, 20, 11, 5]  # with the last token of the first
 SAMPLINGS = [Sampling(temperature=0.0), Sampling(temperature=0.0, repetition_penalty=1.5), Sampling(top_k=9, seed=3)]
 pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning")  # the interpreter, of loop bounds
 
@@ -98,6 +99,19 @@ def test_what_is_queued_is_read_in_order(model: Transformer):
     assert decoder._state.positions.tolist() == [7, 3, 6, 0, 0]
     assert [slot for slot, _ in decoder.collect()] == [1]
     assert decoder._batches.keys() == {("_step", 4)}  # the second step of three rows; one row ran once
+
+
+def test_a_prefix_is_copied_after_what_was_queued_before(model: Transformer):
+    """The sequence in the second slot was cancelled before it was run."""
+    decoder = DeviceDecoder(model, slots=2, capacity=8)
+    request = Request(Sampling(temperature=0.0), 0, 9, (), 31)
+    decoder.start(0, request, PROMPTS[0], 0, 0)
+    expected = decoder.collect()[0][1]
+    decoder.start(1, request, OTHER, 0, 0)
+    decoder.copy_prefix(0, 1, 6)
+    decoder.start(1, request, PROMPTS[0], 0, 6)
+    other, found = (decoder.collect()[0][1] for _ in range(2))
+    assert found == expected != other
 
 
 def test_logits_that_are_not_finite(model: Transformer):

@@ -92,7 +92,7 @@ class DeviceDecoder:
         self._starts[slot] = _Start(slot, request, ids.copy(), first, reused)
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:
-        if source in self._starts:
+        if not self._starts.keys().isdisjoint((source, target)):
             self._run_starts()
         self._kv_cache.copy_prefix(source, target, length)
 

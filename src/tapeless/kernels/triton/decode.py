@@ -10,7 +10,7 @@ A row of the logits has the same bits whatever the other rows are, and whether i
 runs in one order. A program holds at most 32 rows, for which the compiler takes the matmul instruction of 16 rows; from 64 rows
 on it would take another one, with sums of its own. The keys are split at fixed positions, and no split is added atomically.
 All keys and values are written by the launch before the one that reads them.
-Same formulas, same order as model/block.py. Tested by: tests/kernels/triton/test_decode.py."""
+Same formulas, same order as model/block.py. Tested by: tests/kernels/triton/test_triton_decode.py."""
 
 import math
 from collections.abc import Callable, Mapping

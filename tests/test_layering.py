@@ -12,12 +12,12 @@ ROOT = Path(__file__).parents[1]
 SRC = ROOT / "src" / "tapeless"
 
 # What each part of the package may import: config <- ops <- kernels <- model <- interop <- training <- estimate <- runner <-
-# cli; config <- generate <- model; config <- data, optim; report and tasks read what training writes; verify may import all up
-# to training, and bench also verify and estimate.
+# cli; ops <- generate <- model; config <- data, optim; report and tasks read what training writes; verify may import all up to
+# training, and bench also verify and estimate.
 BELOW: dict[str, set[str]] = {"start": set(), "text": set(), "errors": set(), "config": {"errors"}}
 BELOW["ops"] = BELOW["config"] | {"config"}
-BELOW["data"] = BELOW["optim"] = BELOW["generate"] = BELOW["ops"]
-BELOW["kernels"] = BELOW["ops"] | {"ops"}
+BELOW["data"] = BELOW["optim"] = BELOW["ops"]
+BELOW["kernels"] = BELOW["generate"] = BELOW["ops"] | {"ops"}
 BELOW["model"] = BELOW["kernels"] | {"kernels", "generate"}
 BELOW["interop"] = BELOW["model"] | {"model", "data", "optim"}
 BELOW["plugins"] = BELOW["model"] | {"model"}

@@ -139,6 +139,10 @@ class HostDecoder:
 
 
 def make_decoder(model: LanguageModel, slots: int, capacity: int) -> Decoder:
+    if getattr(model, "draws_on_device", False):
+        from tapeless.generate.device_decoder import DeviceDecoder
+
+        return DeviceDecoder(model, slots, capacity)
     return HostDecoder(model, slots, capacity)
 
 

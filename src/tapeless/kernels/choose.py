@@ -93,7 +93,7 @@ def register_ops(
     def build(device: torch.device) -> OpSet:
         own = ops() if callable(ops) else ops
         # Shortcuts would bypass the replaced ops, which may wait for the device or compute something that a capture misses.
-        return replace(own, name=name, non_accumulating=None, decoder=None, capture=None)
+        return replace(own, name=name, non_accumulating=None, decoder=None, sampler=None, capture=None)
 
     _BACKENDS[name] = Backend(build, devices, dtypes)
 

@@ -50,7 +50,7 @@ def observe_ops(model: Transformer, listener: Listener) -> Iterator[None]:
     """Call the listener after every call of one of the model's ops. Shortcuts around the ops are switched off meanwhile."""
     own = model.ops
     observer = _Observer(model, listener)
-    model.ops = replace(own.map(observer.wrapped), non_accumulating=None, decoder=None, capture=None)
+    model.ops = replace(own.map(observer.wrapped), non_accumulating=None, decoder=None, sampler=None, capture=None)
     try:
         yield
     finally:

@@ -375,6 +375,11 @@ class Transformer(Generates):
             self._finite(logits)
         return logits
 
+    @property
+    def draws_on_device(self) -> bool:
+        """Whether tokens can be drawn without the host, from `decode` and the sampler of its ops."""
+        return self._decode is not None and self.ops.sampler is not None
+
     def _decode_one(self, token: Tensor, slot: Tensor, position: Tensor, kv_cache: KVCache) -> Tensor:  # (1, V)
         row = kv_cache.row(int(slot))
         row.length = int(position)

@@ -47,6 +47,16 @@ class CapturedCalls(NamedTuple):
     nbytes: int  # of the memory that it owns
 
 
+class SlotState(NamedTuple):
+    """What is known of each slot of a decoder, on its device."""
+
+    numbers: Tensor  # (slots, 4) float64: temperature, top_p, min_p, repetition_penalty
+    limits: Tensor  # (slots, 2) int32: top_k, and how many ids may be drawn
+    seen: Tensor  # (slots, V) int8: 1 for the tokens of the text; read where repetition_penalty is not 1
+    tokens: Tensor  # (slots,) int64: the last one
+    positions: Tensor  # (slots,) int64: of the last one in the kv_cache
+
+
 @dataclass(frozen=True)
 class OpSet:
     """One implementation of everything a transformer is made of. A backend replaces fields; the model only calls them."""
@@ -67,6 +77,10 @@ class OpSet:
     # `slot` of the cache at its position, and it attends to the positions up to its own. A row of logits depends on its own
     # sequence alone, bit for bit: not on the other rows, nor on its slot.
     decoder: Callable[..., Callable[..., Tensor] | None] | None = None
+    # (logits (R, V), slots (R,), u (R,) float64 in [0, 1), SlotState) -> tokens (R,): draws by the settings of each row's slot
+    # (generate/sampler.py), and makes each token the last one of its slot. A row whose logits are not finite, or of whose ids
+    # none may be drawn, gives -1 and leaves its slot as it was. In a set that has it, neither this nor `decoder` reads a value.
+    sampler: Callable[[Tensor, Tensor, Tensor, SlotState], Tensor] | None = None
     # The optimizer's two passes over the flat buffers; None: optim/adam.py and optim/clip.py.
     adam_update: Callable[..., None] | None = None  # (p, g, m, v, copy, pieces, step_scalars, scale), see AdamW.fused_update
     grad_norm: Callable[[Tensor], Tensor] | None = None  # (n,) -> () float64

@@ -1,6 +1,7 @@
-"""What needs a GPU: the library's attention, the captured step, the whole set by the levels."""
+"""What needs a GPU: the library's attention, the captured step, generation, the whole set by the levels."""
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -14,9 +15,12 @@ if not torch.cuda.is_available():
     pytest.skip("needs a CUDA device", allow_module_level=True)
 
 from levels.kernels import kernel_levels
-from tapeless.config import ModelConfig, TrainConfig
+from tapeless.config import ModelConfig, Sampling, TrainConfig
+from tapeless.generate.device_decoder import DeviceDecoder
+from tapeless.generate.engine import Engine
 from tapeless.kernels.triton.attention import own_backward, own_forward
 from tapeless.kernels.triton.library_attention import attention
+from tapeless.model.cache import KVCache
 from tapeless.model.transformer import Transformer
 from tapeless.ops.attention import ATTENTION
 from tapeless.optim.ema import Ema, decay_at
@@ -25,7 +29,7 @@ from tapeless.training.invariants import check_invariants
 from tapeless.training.layer_stats import LayerStats
 from tapeless.training.step import optimizer_of
 from tapeless.verify.finding import distance
-from tapeless.verify.fixtures import Setting
+from tapeless.verify.fixtures import TRANSFORMER_CASES, ModelCase, Setting, T, batch, build
 from tapeless.verify.tolerances import KERNEL_FORWARD
 
 CONFIG = ModelConfig(vocab_size=512, hidden_dim=128, num_layers=2, num_heads=2, intermediate_dim=256, max_seq_len=64)
@@ -182,3 +186,78 @@ def test_float32_runs_on_the_own_attention():
     for each in (model, plain):
         each.forward_backward(tokens, tokens)
     assert (model.store.flat_grads - plain.store.flat_grads).norm() <= 1e-5 * plain.store.flat_grads.norm()
+
+
+SHAPES: list[dict[str, Any]] = [{}, {"qk_norm": True, "num_kv_heads": 1}, {"norm": "layer", "norm_placement": "post"}]
+SAMPLINGS = [Sampling(temperature=0.0), Sampling(top_k=40, seed=5), Sampling(repetition_penalty=1.2, top_p=0.9)]
+
+
+def decoding(tokens: torch.Tensor, model: Transformer, kv_cache: KVCache) -> Callable[..., torch.Tensor]:
+    def run(*rows: tuple[int, int]) -> torch.Tensor:  # (slot, position) of each -> (R, V)
+        slots, positions = torch.tensor(rows, device="cuda").t()
+        return model.decode(tokens[slots, positions], slots, positions, kv_cache)
+
+    return run
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("case", TRANSFORMER_CASES, ids=lambda case: case.name)
+def test_decoding_is_the_forward(case: ModelCase, dtype: str):
+    model, tokens = build(case._replace(on=Setting("triton", "cuda")), dtype), batch()[0][:2].cuda()
+    plain = build(case._replace(on=Setting("reference", "cuda")), "float64").logits(tokens)
+    rounded = build(case._replace(on=Setting("reference", "cuda")), dtype).logits(tokens)
+    run = decoding(tokens, model, model.kv_cache(2, T))
+    found = run(*((slot, position) for slot in (0, 1) for position in range(T))).view(2, T, -1)
+    assert distance(found, plain).l2 <= 2 * KERNEL_FORWARD * distance(rounded, plain).l2 + 1e-6
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    "choices", [{}, {"qk_norm": True, "num_kv_heads": 1}, {"norm": "layer", "norm_placement": "post"}], ids=str
+)
+def test_a_row_has_the_same_bits_in_any_company(choices: dict[str, Any], dtype: str):
+    """In prompts, alone, and with other rows, beyond one split of the keys."""
+    length = 600
+    model = Transformer(replace(CONFIG, max_seq_len=length, **choices), device="cuda", dtype=dtype)
+    tokens = torch.randint(512, (3, length), device="cuda")
+    kv_cache = model.kv_cache(3, length)
+    run = decoding(tokens, model, kv_cache)
+    for first in range(0, length, 20):
+        expected = run(*((slot, first + i) for i in range(20) for slot in range(3)))[-3:]  # 60 rows
+    held = kv_cache.stacked["keys"][0].clone()
+    last = length - 1
+    assert run((2, last)).equal(expected[2:])
+    assert run((1, last), (0, 7), (2, last), (1, 550), (0, last))[[4, 0, 2]].equal(expected)
+    assert run(*((i % 3, 511 + i) for i in range(30)), *((slot, last) for slot in range(3)))[-3:].equal(expected)
+    assert kv_cache.stacked["keys"][0].equal(held)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_graphs_generate_what_the_calls_do(dtype: str):
+    """Requests of several lengths that wait, join, leave and slide; the second engine has no graphs, and one slot."""
+    found = []
+    for slots in (3, 1):
+        model = Transformer(CONFIG, seed=1, device="cuda", dtype=dtype)
+        if slots == 1:
+            model.ops = replace(model.ops, capture=None)
+        engine, streams = Engine(model, slots=slots), []
+        assert isinstance(engine._decoder, DeviceDecoder)
+        for i in range(7):
+            sampling = (Sampling(temperature=0.0), Sampling(top_k=40, seed=i), Sampling(repetition_penalty=1.2, top_p=0.9))[
+                i % 3
+            ]
+            streams.append(engine.submit(range(1, 2 + 9 * i), max_tokens=5 + 3 * i, sampling=sampling, sample=i))
+            engine.step()
+        found.append([list(stream) for stream in streams])
+    assert found[0] == found[1]
+    assert [len(tokens) for tokens in found[0]] == [5 + 3 * i for i in range(7)]
+
+
+def test_new_weights_reach_a_graph():
+    model = Transformer(CONFIG, seed=1, device="cuda", dtype="bfloat16")
+    engine, greedy = Engine(model, slots=1, reuse_prefixes=False), Sampling(temperature=0.0)
+    before = list(engine.submit([1, 2, 3], max_tokens=8, sampling=greedy))
+    model.store.flat.normal_(generator=torch.Generator("cuda").manual_seed(3))
+    after = list(engine.submit([1, 2, 3], max_tokens=8, sampling=greedy))
+    assert before != after
+    assert after == list(Engine(model).submit([1, 2, 3], max_tokens=8, sampling=greedy))

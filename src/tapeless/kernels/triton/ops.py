@@ -4,6 +4,7 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from tapeless.kernels.triton.add_norm import add_norm
+from tapeless.kernels.triton.decode import decoder
 from tapeless.kernels.triton.embed import embed
 from tapeless.kernels.triton.ffn_down import ffn_down
 from tapeless.kernels.triton.fp8_ffn_down import fp8_ffn_down
@@ -14,6 +15,7 @@ from tapeless.kernels.triton.library_attention import attention
 from tapeless.kernels.triton.linear import linear
 from tapeless.kernels.triton.linear_cross_entropy import linear_cross_entropy
 from tapeless.kernels.triton.qkv_rope import qkv_rope
+from tapeless.kernels.triton.sample import sample
 from tapeless.kernels.triton.update import adam_update, grad_norm
 from tapeless.ops.add_norm import norm_of
 from tapeless.ops.dropout import DROPOUT
@@ -33,6 +35,8 @@ def triton_ops() -> OpSet:
         ffn_down=MappingProxyType(ffn_down()),
         linear_cross_entropy=linear_cross_entropy(),
         dropout=DROPOUT,
+        decoder=decoder,
+        sampler=sample,
         adam_update=adam_update,
         grad_norm=grad_norm,
         capture=capture_graph,

@@ -29,19 +29,19 @@ def weights(shape: tuple[int, ...], dtype: str) -> tuple[np.ndarray, np.ndarray]
     return upper, (upper.astype(np.uint32) << 16).view(np.float32)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("I", [1, WIDTH - 1, WIDTH, 2 * WIDTH + 3])
+@pytest.mark.parametrize(("dtype", "x_dtype"), [("float32",) * 2, ("bfloat16", "float32"), ("bfloat16",) * 2])
+@pytest.mark.parametrize("I", [1, WIDTH - 1, WIDTH, 2 * WIDTH, 4 * WIDTH + 3])
 @pytest.mark.parametrize("O", [1, WIDTH - 1, WIDTH, WIDTH + 1, 3 * WIDTH])
-def test_rows_times(I: int, O: int, dtype: str):
+def test_rows_times(I: int, O: int, dtype: str, x_dtype: str):
     """Other operands lie next to each, and are NaN: nothing of them may be read into a result."""
     margin, most, alone = 5, 17, None
     held, values = weights((O, I), dtype)
     w = np.full(O * I + 2 * margin, 0x7FC0 if dtype == "bfloat16" else np.nan, held.dtype)
     w[margin:-margin] = held.reshape(-1)
-    all_x = np.random.default_rng(0).standard_normal((most, I), np.float32)
-    expected = all_x.astype(np.float64) @ values.astype(np.float64).T
+    all_x, x_values = weights((most, I), x_dtype)
+    expected = x_values.astype(np.float64) @ values.astype(np.float64).T
     for R in range(1, most + 1):
-        x = np.full((most, I + 1), np.nan, np.float32)
+        x = np.full((most, I + 1), 0x7FC0 if x_dtype == "bfloat16" else np.nan, all_x.dtype)
         x[:R, :I] = all_x[:R]
         y = np.full(margin + R * (O + WIDTH), 7, np.float32)
         multiply(y, margin, O + WIDTH, w, margin, x.reshape(-1), 0, I + 1, R, O, I)

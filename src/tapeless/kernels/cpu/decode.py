@@ -3,7 +3,7 @@
 For one sequence a linear map costs as much as reading its matrix; the overhead of calling ops is paid once per token instead of
 ten times per layer. Several sequences read each matrix once. A call is a list of phases, which all threads go through
 together; a piece of a phase is a row, a span of outputs, or a row's heads that share keys. Parameters are read from the flat
-buffer at offsets. Activations stay in float32 from the embedding to the logits.
+buffer at offsets. Inputs of linear maps are rounded to the dtype of the matrices, as in training; all else is float32.
 A row's bits depend on its own sequence alone: each number is computed by the same instructions in the same order, whatever the
 other rows, and whichever thread does it.
 Same formulas, same order as model/block.py. Tested by: tests/kernels/cpu/test_decode.py."""
@@ -126,24 +126,24 @@ def _heads(qkv, flat, q_norm, k_norm, keys, values, at, position, H, G, g, D, co
             weighted_sum(found, weights, values, at + d, D, S, count)
             part = out[i * D + d : i * D + d + count]
             for k in range(count):
-                part[k] = found[k] / total
+                put(part, k, found[k] / total)
 
 
 @inlined
 def _add_norm(x, y, flat, w, b, adds, replaces, centre, eps, n):  # (C,) each
-    """n = norm(x), or x itself without w. adds: y to x before. replaces: x by n after, if the norm is that of the sum."""
+    """n = norm(x), or x itself without w. adds: y to x before. replaces: x by n after, if the norm is that of the sum. y is
+    overwritten."""
     C = len(x)
     if adds:
         for c in range(C):
             x[c] += y[c]
     if w >= 0:
-        _norm(x, flat, w, b, centre, eps, n)
+        _norm(x, flat, w, b, centre, eps, y)
     else:
-        for c in range(C):
-            n[c] = x[c]
+        y[:] = x
     if replaces:
-        for c in range(C):
-            x[c] = n[c]
+        x[:] = y
+    _store(y, n)
 
 
 @inlined
@@ -166,8 +166,8 @@ def _decode(tokens, slots, positions, flat, program, keys, values, frequencies, 
     # tokens, slots, positions (R,); flat (n,); program (phases, 7); keys, values (L, slots, G, S, D)
     # frequencies (D/2,), or (0,); sizes (7,); logits (R, V)
     R, (_, num_slots, G, S, D), (C, H, F, kind, centre, parts, room) = len(tokens), keys.shape, sizes
-    x, n, y = np.empty((R, C), np.float32), np.empty((R, C), np.float32), np.empty((R, C), np.float32)
-    qkv, a, h = np.empty((R, (H + 2 * G) * D), np.float32), np.empty((R, H * D), np.float32), np.empty((R, F), np.float32)
+    x, y, qkv = np.empty((R, C), np.float32), np.empty((R, C), np.float32), np.empty((R, (H + 2 * G) * D), np.float32)
+    n, a, h = np.empty((R, C), flat.dtype), np.empty((R, H * D), flat.dtype), np.empty((R, F), flat.dtype)
     cos, sin = np.empty((R, len(frequencies)), np.float32), np.empty((R, len(frequencies)), np.float32)
     all_keys, all_values, turns = keys.reshape(-1), values.reshape(-1), new_turns(len(program))
     inputs, attended, gated = n.reshape(-1), a.reshape(-1), h.reshape(-1)

@@ -1,6 +1,7 @@
 """Few rows times a weight matrix, each element a dot product whose additions have one fixed order: the inner loop of decoding.
 
-    y (R, O) = x (R, I) w (O, I)'      x and y in float32, w in float32 or bfloat16
+    y (R, O) = x (R, I) w (O, I)'      x and w in float32 or bfloat16, y in float32
+Where both are bfloat16 and the processor can multiply pairs of them, one instruction adds two products to a lane.
 A tile holds WIDTH elements of y in as many vector registers, R rows by WIDTH / R outputs, so that a vector of w is widened once
 for R rows. Each element has its own vector of sums over I, and all WIDTH vectors are added up together, by halves. The order of
 additions does not depend on the shape of the tile: an element has the same bits, whatever other rows are computed with it.
@@ -14,10 +15,9 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from tapeless.kernels.cpu.jit import BITS, FLOAT, inlined
-from tapeless.kernels.cpu.tile import INDEX, INTEGERS, VECTOR, WIDTH, spread
+from tapeless.kernels.cpu.tile import HAS_PAIRS, INDEX, INTEGERS, VECTOR, WIDTH, spread, times_plus
 
 LANES = list(range(WIDTH))
-MASK = ir.VectorType(ir.IntType(1), WIDTH)
 
 
 def _shuffled(builder: ir.IRBuilder, a: Any, b: Any, lanes: list[int]) -> Any:
@@ -48,18 +48,21 @@ def _sums(builder: ir.IRBuilder, vectors: list[Any]) -> Any:
     return _shuffled(builder, total, total, order)
 
 
-def _vector(builder: ir.IRBuilder, pointer: Any, seen: Any = None) -> Any:
-    """WIDTH elements as float32; seen: those lanes alone, the others zero and not read."""
-    element = pointer.type.pointee
-    vector = ir.VectorType(element, WIDTH)
+def _vector(builder: ir.IRBuilder, pointer: Any, count: Any = None, pairs: bool = False) -> Any:
+    """WIDTH elements as float32, or with pairs 2 WIDTH bfloat16 as WIDTH words; count: the first ones alone, the others are zero
+    and not read."""
+    element, lanes = pointer.type.pointee, 2 * WIDTH if pairs else WIDTH
+    vector = ir.VectorType(element, lanes)
     place = builder.bitcast(pointer, vector.as_pointer())
-    if seen is None:
+    if count is None:
         loaded = builder.load(place, align=4 if element == FLOAT else 2)
     else:
-        name = f"llvm.masked.load.v{WIDTH}{'f32' if element == FLOAT else 'i16'}.p0"
-        function = ir.FunctionType(vector, [place.type, BITS, MASK, vector])
+        name, seen = f"llvm.masked.load.v{lanes}{'f32' if element == FLOAT else 'i16'}.p0", _before(builder, count, lanes)
+        function = ir.FunctionType(vector, [place.type, BITS, seen.type, vector])
         load = builder.module.globals.get(name) or ir.Function(builder.module, function, name)
         loaded = builder.call(load, [place, BITS(2), seen, ir.Constant(vector, None)])
+    if pairs:
+        return builder.bitcast(loaded, INTEGERS)
     if element == FLOAT:
         return loaded
     return builder.bitcast(builder.shl(builder.zext(loaded, INTEGERS), ir.Constant(INTEGERS, [16] * WIDTH)), VECTOR)
@@ -73,9 +76,12 @@ def _prefetch(builder: ir.IRBuilder, pointer: Any) -> None:
     builder.call(function, [place, BITS(0), BITS(3), BITS(1)])  # to read, into the nearest cache, data
 
 
-def _before(builder: ir.IRBuilder, count: Any) -> Any:
+def _before(builder: ir.IRBuilder, count: Any, lanes: int) -> Any:
     """The lanes below a number, which is an INDEX."""
-    return builder.icmp_signed("<", ir.Constant(INTEGERS, LANES), spread(builder, builder.trunc(count, BITS), INTEGERS))
+    vector = ir.VectorType(BITS, lanes)
+    return builder.icmp_signed(
+        "<", ir.Constant(vector, list(range(lanes))), spread(builder, builder.trunc(count, BITS), vector)
+    )
 
 
 def _zeros(builder: ir.IRBuilder, count: int) -> list[Any]:
@@ -87,8 +93,7 @@ def _zeros(builder: ir.IRBuilder, count: int) -> list[Any]:
 
 
 def _add_product(builder: ir.IRBuilder, total: Any, a: Any, b: Any) -> None:
-    product = builder.fmul(a, b, flags=["contract"])
-    builder.store(builder.fadd(product, builder.load(total), flags=["contract"]), total)
+    builder.store(times_plus(builder, a, b, builder.load(total)), total)
 
 
 def _start(context: Any, builder: ir.IRBuilder, array: Any, value: Any, offset: Any) -> Any:
@@ -102,6 +107,8 @@ def _make_tile(rows: int) -> Any:
 
     def tile(typingctx, y, y0, y_row, w, w0, w_step, x, x0, x_row, I):
         signature = types.void(y, *[types.intp] * 2, w, *[types.intp] * 2, x, *[types.intp] * 3)
+        pairs = HAS_PAIRS and w.dtype == x.dtype == types.uint16
+        step = 2 * WIDTH if pairs else WIDTH
 
         def codegen(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> Any:
             y_row_, w_step_, x_row_, I_ = args[2], args[5], args[8], args[9]
@@ -111,19 +118,19 @@ def _make_tile(rows: int) -> Any:
             cells = [(r, o) for r in range(rows) for o in range(outputs)]
             sums = _zeros(builder, WIDTH)
 
-            def add(at: Any, seen: Any = None) -> None:
-                w_vectors = [_vector(builder, builder.gep(start, [at]), seen) for start in w_starts]
-                x_vectors = [_vector(builder, builder.gep(start, [at]), seen) for start in x_starts]
+            def add(at: Any, count: Any = None) -> None:
+                w_vectors = [_vector(builder, builder.gep(start, [at]), count, pairs) for start in w_starts]
+                x_vectors = [_vector(builder, builder.gep(start, [at]), count, pairs) for start in x_starts]
                 for start in w_starts:  # arithmetic hides the memory's latency if what the next tile reads is asked for now
                     _prefetch(builder, builder.gep(start, [builder.add(at, builder.mul(w_step_, INDEX(WIDTH)))]))
                 for (r, o), total in zip(cells, sums, strict=True):
                     _add_product(builder, total, w_vectors[o], x_vectors[r])
 
-            with cgutils.for_range(builder, builder.sdiv(I_, INDEX(WIDTH))) as loop:
-                add(builder.mul(loop.index, INDEX(WIDTH)))
-            whole = builder.and_(I_, INDEX(-WIDTH))
+            with cgutils.for_range(builder, builder.sdiv(I_, INDEX(step))) as loop:
+                add(builder.mul(loop.index, INDEX(step)))
+            whole = builder.and_(I_, INDEX(-step))
             with builder.if_then(builder.icmp_signed("<", whole, I_)):
-                add(whole, _before(builder, builder.sub(I_, whole)))
+                add(whole, builder.sub(I_, whole))
             total = _sums(builder, [builder.load(total) for total in sums])
             for r in range(rows):
                 part = builder.shuffle_vector(
@@ -184,21 +191,21 @@ def weighted_sum(typingctx, y, a, v, v0, v_row, S, count):
         y_, a_, v_ = (_start(context, builder, signature.args[k], args[k], offset) for k, offset in starts)
         sums, fours = _zeros(builder, 4), builder.and_(S_, INDEX(-4))
 
-        def add(total: Any, s: Any, seen: Any) -> None:
+        def add(total: Any, s: Any, count: Any) -> None:
             weight = spread(builder, builder.load(builder.gep(a_, [s])), VECTOR)
-            _add_product(builder, total, weight, _vector(builder, builder.gep(v_, [builder.mul(s, v_row_)]), seen))
+            _add_product(builder, total, weight, _vector(builder, builder.gep(v_, [builder.mul(s, v_row_)]), count))
 
-        def add_all(seen: Any = None) -> None:
+        def add_all(count: Any = None) -> None:
             with cgutils.for_range(builder, builder.sdiv(S_, INDEX(4))) as loop:
                 first = builder.mul(loop.index, INDEX(4))
                 for k, total in enumerate(sums):
-                    add(total, builder.add(first, INDEX(k)), seen)
+                    add(total, builder.add(first, INDEX(k)), count)
             with cgutils.for_range(builder, builder.sub(S_, fours)) as loop:
-                add(sums[0], builder.add(fours, loop.index), seen)
+                add(sums[0], builder.add(fours, loop.index), count)
 
         with builder.if_else(builder.icmp_signed("<", count_, INDEX(WIDTH))) as (few, all_):
             with few:
-                add_all(_before(builder, count_))
+                add_all(count_)
             with all_:
                 add_all()
         first, second, third, fourth = (builder.load(total) for total in sums)

@@ -29,10 +29,10 @@ def spread(builder: ir.IRBuilder, number: Any, vector: ir.VectorType) -> Any:
     """A scalar in every lane of a vector."""
     undefined = ir.Constant(vector, ir.Undefined)
     lane = builder.insert_element(undefined, number, BITS(0))
-    return builder.shuffle_vector(lane, undefined, ir.Constant(INTEGERS, [0] * WIDTH))
+    return builder.shuffle_vector(lane, undefined, ir.Constant(ir.VectorType(BITS, vector.count), [0] * vector.count))
 
 
-def _times_plus(builder: ir.IRBuilder, a: Any, b: Any, c: Any) -> Any:
+def times_plus(builder: ir.IRBuilder, a: Any, b: Any, c: Any) -> Any:
     """a b + c in each lane; for words, the sum of both products."""
     if a.type == VECTOR:
         return builder.fadd(builder.fmul(a, b, flags=["contract"]), c, flags=["contract"])
@@ -91,7 +91,7 @@ def _make_tile(vectors: int) -> Any:
             for row in range(ROWS):
                 number = builder.load(builder.gep(a_, [builder.add(column_a, builder.mul(INDEX(row), a_row_))]), align=4)
                 lanes = spread(builder, number, operand)
-                updated += [_times_plus(builder, lanes, b_vectors[v], sums[row * vectors + v]) for v in range(vectors)]
+                updated += [times_plus(builder, lanes, b_vectors[v], sums[row * vectors + v]) for v in range(vectors)]
             after = builder.add(k, INDEX(1))
             for phi, begin, step in zip([k, *sums], [INDEX(0), *first], [after, *updated], strict=True):
                 phi.add_incoming(begin, before)

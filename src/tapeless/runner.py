@@ -220,7 +220,7 @@ def _train(
         if current_thread() is main_thread():  # Python sets signal handlers there only
             stack.enter_context(ignore_write_errors())
             stack.enter_context(signals)
-        record = stack.enter_context(Recorder(run, display.event, user))
+        record = stack.enter_context(Recorder(run, user, delayed=[display.event]))
         model = make_model(config.model, config.train)
         load_initial_weights(model, run, config, on_warning=display.warn)
         trainer = Trainer(
@@ -240,7 +240,7 @@ def _train(
                 display.warn(f"the last bits may differ from an uninterrupted run: {'; '.join(changed)}")
             if changes:
                 write_run_config(run.config, config)
-        record.listeners.append(stack.enter_context(Reporters(run, config.train.report_to)).event)
+        record.delayed.append(stack.enter_context(Reporters(run, config.train.report_to)).event)
         found = data.baselines()
         display.introduce(run.path, trainer, found)
         phases.end("model")
@@ -261,7 +261,10 @@ def _train(
             }
         )
         with display:
-            reason = trainer.run()
+            try:
+                reason = trainer.run()
+            finally:
+                record.deliver()
         record({"event": "end", "step": trainer.steps, "reason": reason, "time": time.time()})
         display.close(run.path, trainer, reason)
     if user.error is not None:

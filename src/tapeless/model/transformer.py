@@ -386,8 +386,8 @@ class Transformer(Generates):
         return self.logits(token.view(1, 1), kv_cache=row)[:, -1]
 
     def kv_cache(self, batch_size: int, capacity: int) -> KVCache:
-        """For decoding: holds what the sublayers remember of up to `capacity` tokens. Its logits are those of the weights as they
-        are now, or as counted writes change them (ParamStore.refresh)."""
+        """For decoding: holds what the sublayers remember of up to `capacity` tokens. Its logits are those of the weights as
+        they are now, or as counted writes change them (ParamStore.refresh)."""
         self.store.refresh()
         c = self.config
         if c.position == "learned" and capacity > c.max_seq_len:

@@ -49,8 +49,8 @@ def _sums(builder: ir.IRBuilder, vectors: list[Any]) -> Any:
 
 
 def _vector(builder: ir.IRBuilder, pointer: Any, count: Any = None, pairs: bool = False) -> Any:
-    """WIDTH elements as float32, or with pairs 2 WIDTH bfloat16 as WIDTH words; count: the first ones alone, the others are zero
-    and not read."""
+    """WIDTH elements as float32, or with pairs 2 WIDTH bfloat16 as WIDTH words; count: the first ones alone, the others are
+    zero and not read."""
     element, lanes = pointer.type.pointee, 2 * WIDTH if pairs else WIDTH
     vector = ir.VectorType(element, lanes)
     place = builder.bitcast(pointer, vector.as_pointer())

@@ -108,12 +108,15 @@ def test_a_log_that_fails_for_a_while_has_every_line_in_the_end(tmp_path: Path):
         log = MetricsLog(path, on_warning=warnings.append)
         for step in range(1, 4):
             log.append({"event": "step", "step": step})
+            log.flush()
         assert path.read_bytes() == b""
         full = False
         log.append({"event": "step", "step": 4})
+        log.flush()
         assert [event["step"] for event in read_metrics(path)] == [1, 2, 3, 4]
         full = True
         log.append({"event": "step", "step": 5})
+        log.flush()
         with pytest.raises(WriteError, match=r"No space left on device; its last 1 lines are lost"):
             log.close()
     assert len(warnings) == 2

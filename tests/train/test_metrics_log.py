@@ -3,6 +3,7 @@
 import json
 import math
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -38,12 +39,13 @@ def test_events_read_back_in_order(tmp_path: Path):
     assert [event["loss"] for event in read_metrics(path) if "loss" in event] == [1 / n for n in range(1, 6)]
 
 
-def test_a_line_is_in_the_file_as_soon_as_it_is_written(tmp_path: Path):
+@pytest.mark.parametrize("write", [MetricsLog.flush, MetricsLog.sync])
+def test_a_line_is_in_the_file_after_a_flush_and_before_a_checkpoint(tmp_path: Path, write: Callable[[MetricsLog], None]):
     with MetricsLog(tmp_path / "metrics.jsonl") as log:
         for n in range(1, 4):
             log.append({"event": "step", "step": n, "text": "naïve\n😀"})
+            write(log)
             assert len(list(read_metrics(log.path))) == n
-            log.sync()
     assert list(read_metrics(log.path))[-1]["text"] == "naïve\n😀"
 
 

@@ -4,7 +4,9 @@ import json
 import os
 import re
 import shlex
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -197,3 +199,24 @@ def test_auto_is_resolved_and_kept(tmp_path: Path, caplog: pytest.LogCaptureFixt
     assert read_run_config(run.config).train.dtype == found.train.dtype
     again, _ = resume_config(run, {"dtype": "auto"})
     assert again.train.dtype in ("float32", "bfloat16")
+
+
+def test_steps_reach_the_file_and_delayed_listeners_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """In order, at the latest with the next other event or after DELAY; other listeners hear of each at once."""
+    run, now, at_once, later = RunDir.create(tmp_path / "run"), [100.0], [], []
+    monkeypatch.setattr("tapeless.training.runs.time.monotonic", lambda: now[0])
+
+    def steps(events: Iterable[dict[str, Any]]) -> list[int]:
+        return [event["step"] for event in events]
+
+    with Recorder(run, at_once.append, delayed=[later.append]) as record:
+        for step, seconds, received in [(1, 0.0, 1), (2, 0.05, 1), (3, 0.04, 1), (4, 0.02, 4), (5, 0.0, 4)]:
+            now[0] += seconds
+            record({"event": "step", "step": step})
+            assert len(at_once) == step
+            assert steps(later) == steps(read_metrics(run.metrics)) == list(range(1, received + 1))
+        record({"event": "eval", "step": 5})
+        assert steps(later) == steps(read_metrics(run.metrics)) == [1, 2, 3, 4, 5, 5]
+        record({"event": "step", "step": 6})
+        record.deliver()
+        assert steps(later) == steps(read_metrics(run.metrics)) == [1, 2, 3, 4, 5, 5, 6]

@@ -1,9 +1,9 @@
 """metrics.jsonl: one event a line, each step exactly once, also after a kill and a resume.
 
-Each line is written to the operating system at once, so a killed process loses at most an incomplete last line; sync() before a
-checkpoint, in the thread that writes it, makes sure that the events up to it are on disk. A line that cannot be written is
-buffered and tried again with the next one: a full disk neither ends the training nor leaves a gap in the log. JSON has no NaN
-and no infinity: they are the strings "NaN", "Infinity" and "-Infinity", which float() reads.
+Lines are written several at a time (Recorder in runs.py): a killed process loses the last ones, and an incomplete one, which a
+resume writes again. sync() before a checkpoint, in the thread that writes it, makes sure that the events up to it are on disk.
+Lines that cannot be written stay in memory and are tried again with the next: a full disk neither ends the training nor leaves
+a gap in the log. JSON has no NaN and no infinity: they are the strings "NaN", "Infinity" and "-Infinity", which float() reads.
 Tested by: tests/train/test_metrics_log.py."""
 
 import json
@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
 from pathlib import Path
+from threading import Lock
 from typing import IO, Any
 
 from tapeless.data.files import atomic_write, reason, unused, writing
@@ -65,7 +66,8 @@ class MetricsLog:
 
     def __init__(self, path: Path, *, on_warning: Callable[[str], None] = log.warning):
         self.path, self.on_warning = path, on_warning
-        self._pending = bytearray()  # lines that could not be written yet
+        self._pending = bytearray()  # lines that are not written yet
+        self._writing = Lock()
         self._failing = False
         self._sync_error: OSError | None = None  # reported with the next line
         self._file = self._open()
@@ -75,20 +77,31 @@ class MetricsLog:
             return open(self.path, "ab", buffering=0)  # for the life of the run
 
     def append(self, event: Mapping[str, Any]) -> None:
-        self._pending += event_line(event)
+        """Kept in memory until flush() or sync()."""
+        line = event_line(event)
+        with self._writing:
+            self._pending += line
+
+    def flush(self) -> None:
+        """Give the lines to the operating system."""
         self._try(self._write_pending)
 
     def sync(self) -> None:
         """Called before a checkpoint, from any thread. A failure is only a warning, with the next line: the checkpoint matters
         more."""
         try:
+            self._write_lines()
             os.fsync(self._file.fileno())
         except OSError as error:
-            self._sync_error = error
+            self._sync_error = error.with_traceback(None)  # whose frames hold the lines
+
+    def _write_lines(self) -> None:
+        with self._writing:
+            while self._pending:
+                del self._pending[: self._file.write(self._pending)]
 
     def _write_pending(self) -> None:
-        while self._pending:
-            del self._pending[: self._file.write(self._pending)]
+        self._write_lines()
         if self._sync_error is not None:
             error, self._sync_error = self._sync_error, None
             raise error
@@ -98,11 +111,13 @@ class MetricsLog:
         try:
             act()
         except OSError as error:
-            if not self._failing:
-                self.on_warning(f"{self.path} cannot be written: {reason(error)}; its lines are buffered, training continues")
-            self._failing = True
+            why = reason(error)
         else:
             self._failing = bool(self._pending)
+            return
+        first, self._failing = not self._failing, True
+        if first:  # the warning is an event, with which the lines are tried again
+            self.on_warning(f"{self.path} cannot be written: {why}; its lines are buffered, training continues")
 
     def truncate_to(self, step: int, *, repeated: Collection[str] = ()) -> None:
         """Drop what a run resumed at this step will write again: events of later steps, an incomplete last line, and the

@@ -161,8 +161,8 @@ def set_fields(train: TrainConfig) -> dict[str, Any]:
 class Recorder:
     """Writes every event to metrics.jsonl and passes it to the listeners, while it holds the run's lock.
 
-    Steps reach the delayed listeners several at a time, at most DELAY later: Python that runs once between two steps of a small
-    model finds nothing of itself in the processor's caches, and takes three times as long."""
+    Steps reach the file and the delayed listeners several at a time, at most DELAY later: Python that runs once between two
+    steps of a small model finds nothing of itself in the processor's caches, and takes three times as long."""
 
     def __init__(self, run: RunDir, *listeners: Listener, delayed: Iterable[Listener] = ()):
         self.run, self.listeners, self.delayed = run, listeners, list(delayed)
@@ -192,7 +192,8 @@ class Recorder:
             self.deliver()
 
     def deliver(self) -> None:
-        """What the delayed listeners have not received yet."""
+        """Bring the file and the delayed listeners up to date."""
+        self.log.flush()
         while self._waiting:
             event = self._waiting.pop(0)
             for listener in self.delayed:

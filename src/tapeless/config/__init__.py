@@ -28,4 +28,6 @@ from tapeless.config.registry import training_names as training_names
 from tapeless.config.sampling import Sampling as Sampling
 from tapeless.config.train import TrainConfig as TrainConfig
 
+TRAINED_TOKENIZERS = ("bpe", "char", "char+chat")  # trained on the data
+TOKENIZERS = (*TRAINED_TOKENIZERS, "bytes", "bytes+chat")
 WEIGHTS = ("raw", "ema")  # of a checkpoint: trained, or their moving average

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from tapeless.config import ModelConfig, TrainConfig
+from tapeless.config import TRAINED_TOKENIZERS, ModelConfig, TrainConfig
 from tapeless.data.files import write_json
 from tapeless.data.tokenizer import Tokenizer, make_tokenizer
 from tapeless.errors import ConfigError, InputError
@@ -89,7 +89,7 @@ def choose_tokenizer(model: ExternalModel, source: Path, requested: str | None) 
         return model.tokenizer
     if requested is None:
         raise InputError(f"{source} has no tokenizer.json; pass one: --tokenizer bytes, or the path of a tokenizer.json")
-    if requested in ("char", "bpe"):
+    if requested in TRAINED_TOKENIZERS:
         raise InputError(f"--tokenizer {requested} is trained on a text, and an import has none; expected bytes or a path")
     found = make_tokenizer(requested, "", model.config.vocab_size)
     if found.vocab_size > model.config.vocab_size:

@@ -18,7 +18,6 @@ def word(rng: random.Random) -> str:
     return "".join(rng.choice(letters) for letters in (CONSONANTS, VOWELS) * rng.choice((2, 3)))
 
 
-
 # By name: what a user says about the words a, b, c and the answer.
 KINDS: dict[str, Callable[[str, str, str], tuple[str, str]]] = {
     "say": lambda a, b, c: (f"Say {a}.", a),

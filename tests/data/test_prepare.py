@@ -33,7 +33,9 @@ def short_sources(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(source, "num_symbols", 50_000)
 
 
-@pytest.mark.parametrize(("tokenizer", "vocab_size"), [("bytes", 256), ("bytes", 300), ("bytes+chat", 300), ("char", None), ("bpe", 300)])
+@pytest.mark.parametrize(
+    ("tokenizer", "vocab_size"), [("bytes", 256), ("bytes", 300), ("bytes+chat", 300), ("char", None), ("bpe", 300)]
+)
 def test_a_file(text_file: str, tmp_path: Path, tokenizer: str, vocab_size: int | None):
     config = TrainConfig(dataset_path=text_file, tokenizer=tokenizer, seq_len=32)
     dataset = prepare(config, vocab_size, tmp_path / "data")

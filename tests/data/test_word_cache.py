@@ -72,7 +72,9 @@ def test_what_is_kept_is_bounded(tokenizer: BpeTokenizer, monkeypatch: pytest.Mo
 def with_added(tokenizer: BpeTokenizer, *contents: str, **flags: bool) -> BpeTokenizer:
     spec = json.loads(json.dumps(tokenizer.spec))
     plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True} | flags
-    spec["added_tokens"] += [{"id": tokenizer.vocab_size + i, "content": content, **plain} for i, content in enumerate(contents)]
+    spec["added_tokens"] += [
+        {"id": tokenizer.vocab_size + i, "content": content, **plain} for i, content in enumerate(contents)
+    ]
     return BpeTokenizer(spec)
 
 

@@ -15,10 +15,12 @@ import re
 import sys
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from tapeless.data.files import atomic_write
 from tapeless.data.tokenizer import MESSAGE_END, MESSAGE_START, Tokenizer
 from tapeless.errors import DataError
 
@@ -33,6 +35,7 @@ PLAIN = (
     "{% if add_generation_prompt %}{{ 'assistant: ' }}{% endif %}"
 )
 ASSISTANT = "assistant"
+FILE = "chat_template.jinja"  # in a run, in prepared data, and in a Hugging Face directory
 MAX_TEMPLATE, MAX_TEXT = 1 << 18, 1 << 24  # characters of a template, and of a conversation
 MAX_SECONDS = 2.0  # of rendering one; a usual template takes less than a millisecond
 
@@ -74,7 +77,14 @@ class ChatFormat:
         }
         self._special = re.compile("|".join(map(re.escape, sorted(names.values(), key=len, reverse=True))) or r"(?!)")
         self._template = compile_template(self.template)
-        self.end_ids = self._end_ids(eos_ids)
+        end = [first_eos] if first_eos is not None else tokenizer.encode("\n").tolist()
+        self.text_end = np.array(end, np.int64)  # (n,) after a text that is no conversation: the end of text, or of a line
+        self.answer_end = self._answer_end()  # (n,)
+
+    @property
+    def eos_ids(self) -> tuple[int, ...]:
+        """The special token that ends an answer, if there is one."""
+        return tuple(i for i in self.answer_end.tolist() if i in self.tokenizer.special.values())
 
     def prompt(self, messages: Sequence[Message]) -> np.ndarray:  # (n,) int64
         """The conversation so far, and the beginning of the assistant's answer."""
@@ -82,16 +92,16 @@ class ChatFormat:
 
     def turns(self, messages: Sequence[Message], *, answer: bool = False) -> list[Turn]:
         """The tokens of a conversation; answer: with the beginning of the next answer. An answer that the template does not
-        end with a special token is ended by end_ids."""
+        end with a special token is ended by answer_end."""
         mark = _unused_character(messages)
         shielded = [
             {"role": m.role, "content": self._special.sub(lambda name: name[0][:1] + mark + name[0][1:], m.content)}
             for m in messages
         ]
-        turns = []
+        turns: list[Turn] = []
         for text, counts in self._segments(shielded, answer):
             ids = self._encode(text.rstrip() if counts and not self._ended(text) else text, mark, first=not turns)
-            turns.append(Turn(np.append(ids, self.end_ids) if counts and not self._ended(text) else ids, counts))
+            turns.append(Turn(np.append(ids, self.answer_end) if counts and not self._ended(text) else ids, counts))
         return turns
 
     def _segments(self, messages: list[dict[str, str]], answer: bool) -> list[Segment]:
@@ -118,14 +128,14 @@ class ChatFormat:
         names = self._special.findall(text)
         return bool(names) and text.endswith(names[-1])
 
-    def _end_ids(self, eos_ids: Sequence[int]) -> list[int]:
-        """What ends an answer: the template's special token, the model's end of text, or the end of a line."""
-        segments = self._segments([{"role": "user", "content": "a"}, {"role": ASSISTANT, "content": "b"}], False)
-        if self._ended(segments[-1].text):
-            return [self.tokenizer.special[self._special.findall(segments[-1].text)[-1]]]
-        if eos_ids or self.tokenizer.end_of_text is not None:
-            return [*eos_ids[:1]] or [self.tokenizer.end_of_text]
-        return self.tokenizer.encode("\n").tolist()
+    def _answer_end(self) -> np.ndarray:  # (n,) int64
+        """What ends an answer: the template's special token, or else what ends a text."""
+        try:
+            text = self._segments([{"role": "user", "content": "a"}, {"role": ASSISTANT, "content": "b"}], False)[-1].text
+        except DataError:  # a conversation gives the same error; without one the model can be used
+            return self.text_end
+        names = self._special.findall(text)
+        return np.array([self.tokenizer.special[names[-1]]]) if self._ended(text) else self.text_end
 
     def _encode(self, text: str, mark: str, *, first: bool) -> np.ndarray:  # (n,) int64
         """Text with special tokens. The default format without any begins as the tokenizer begins a text."""
@@ -145,6 +155,20 @@ class ChatFormat:
         return limited(lambda: self._template.generate(**variables))
 
 
+def write_template(folder: Path, template: str) -> None:
+    with atomic_write(folder / FILE) as file:
+        file.write(template.encode())
+
+
+def read_template(folder: Path) -> str | None:
+    try:
+        return (folder / FILE).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise DataError(f"{folder / FILE}: cannot be read: {error}") from None
+
+
 def _unused_character(messages: Sequence[Message]) -> str:
     used = set().union(*(message.content for message in messages))
     return next(character for character in map(chr, range(0xE000, 0xF8FF)) if character not in used)
@@ -160,7 +184,7 @@ def compile_template(source: str) -> Any:  # jinja2.Template
     class Generation(Extension):
         """{% generation %}…{% endgeneration %} marks an answer for transformers; it changes no text."""
 
-        tags = {"generation"}
+        tags = frozenset({"generation"})  # type: ignore[assignment]
 
         def parse(self, parser: Any) -> Any:
             line = next(parser.stream).lineno

@@ -1,7 +1,8 @@
 """From a configuration to token files, once: a run has its own copy, so that nothing outside can change what a resume sees.
 
     folder/  train.bin  val.bin  train.starts.npy  val.starts.npy  tokenizer.json  data.json (written last: marks completeness)
-*.starts.npy holds the first token of each document; instructions have *.roles.bin instead (instructions.py). A folder that
+*.starts.npy holds the first token of each document; instructions have *.roles.bin instead (instructions.py), and conversations
+chat_template.jinja (chat.py), which is not part of the fingerprint, since its effect is in the tokens. A folder that
 `tapeless data prepare` wrote, or one of token files, is reused as it is, through hard links where the disk has them. A source
 is read once to index its documents and once to tokenize both parts, in chunks, so memory does not grow with it. Each document
 ends with the tokenizer's end of text; without one, there is an empty line between two. The fingerprint is of content alone: the
@@ -13,7 +14,7 @@ import hashlib
 import json
 import tempfile
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
@@ -24,6 +25,8 @@ import numpy as np
 from tapeless.config import TOKENIZERS, TRAINED_TOKENIZERS, TrainConfig
 from tapeless.data import instructions, split
 from tapeless.data.baselines import Baselines, baselines, token_blocks
+from tapeless.data.chat import FILE as CHAT_TEMPLATE
+from tapeless.data.chat import ChatFormat, write_template
 from tapeless.data.chunks import document_chunks
 from tapeless.data.corpora import stdlib, stdlib_docs
 from tapeless.data.encode import encode_chunks, usable_cores
@@ -102,11 +105,18 @@ class Dataset(NamedTuple):
 
 
 def prepare(
-    config: TrainConfig, vocab_size: int | None, folder: Path, *, processes: int | None = None, end: Sequence[int] = ()
+    config: TrainConfig,
+    vocab_size: int | None,
+    folder: Path,
+    *,
+    processes: int | None = None,
+    bos_id: int | None = None,
+    eos_ids: Sequence[int] = (),
+    chat_template: str | None = None,
 ) -> Dataset:
     """Read, split, tokenize and write, or reuse what is prepared already. vocab_size: the model's, None if undecided; a
-    tokenizer may have fewer ids, not more. processes: all cores by default. end: the tokens after a completion, if the model
-    has some for that."""
+    tokenizer may have fewer ids, not more. processes: all cores by default. bos_id, eos_ids, chat_template: those of the model
+    that training starts from, for instructions."""
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "data.json").unlink(missing_ok=True)
@@ -114,7 +124,9 @@ def prepare(
     if already:
         return already
     if config.dataset_path is not None and instructions.holds_examples(config.dataset_path, config.text_field):
-        return _prepare_examples(config, vocab_size, folder, end)
+        return _prepare_examples(
+            config, vocab_size, folder, lambda t: ChatFormat(t, chat_template, bos_id=bos_id, eos_ids=eos_ids)
+        )
     source, selections, facts = _select(config)
     # Characters of all the data, since a character without an id could not even be evaluated; merges of the training part.
     every = config.tokenizer.removesuffix(CHAT) == "char"
@@ -132,18 +144,23 @@ def prepare(
     return _finish(folder, tokenizer, {**about, "bytes_per_token": num_bytes / counts[split.VAL]})
 
 
-def _prepare_examples(config: TrainConfig, vocab_size: int | None, folder: Path, end: Sequence[int]) -> Dataset:
+def _prepare_examples(
+    config: TrainConfig, vocab_size: int | None, folder: Path, make_format: Callable[[Tokenizer], ChatFormat]
+) -> Dataset:
     assert config.dataset_path is not None
     if config.val_path is not None:
         raise DataError(f"{config.dataset_path} holds instructions, of which a tenth is held out; leave out val_path")
     examples = instructions.read_examples(config.dataset_path)
     training, validation = instructions.split_examples(examples)
-    texts = instructions.texts_of(examples if config.tokenizer == "char" else training)
+    texts = instructions.texts_of(examples if config.tokenizer.removesuffix(CHAT) == "char" else training)
     tokenizer = _new_tokenizer(config, texts, vocab_size, folder)
-    instructions.write_examples(folder, "train", training, tokenizer, end)
-    num_bytes, num_tokens = instructions.write_examples(folder, "val", validation, tokenizer, end)
+    chat = make_format(tokenizer)
+    instructions.write_examples(folder, "train", training, chat)
+    num_bytes, num_tokens = instructions.write_examples(folder, "val", validation, chat)
+    if instructions.has_conversations(examples):
+        write_template(folder, chat.template)
     record = {
-        "source": f"{config.dataset_path}: {len(examples):,} examples of instructions",
+        "source": f"{config.dataset_path}: {instructions.describe(examples)}",
         "source_sha256": instructions.hash_of_examples(examples),
         "num_documents": len(examples),
         "bytes_per_token": num_bytes / num_tokens,
@@ -253,7 +270,8 @@ def _reuse_tokens(path: Path, config: TrainConfig, vocab_size: int | None, folde
             raise DataError(f"{path}: is prepared with a tokenizer of its own; leave --tokenizer {config.tokenizer} out")
         _require_vocabulary(tokenizer, vocab_size)
         source.baselines()
-        for name in (*_data_files(path), "data.json"):
+        template = [CHAT_TEMPLATE] if (path / CHAT_TEMPLATE).is_file() else []
+        for name in (*_data_files(path), *template, "data.json"):
             link(path / name, folder / name)
         dataset = open_prepared(folder)
     else:

@@ -6,9 +6,9 @@ Every id has bytes, and decoding concatenates them. Invalid UTF-8, which an untr
 an id beyond the tokenizer's vocabulary, which a model with a larger one may sample.
 
 Special tokens are ids that no text has: the end of a text, and the start and end of a message. `bytes+chat` and `char+chat`
-have them after their other ids, and so has every BPE trained here. A text that contains their names is encoded as the characters
-of the names; only chat.py and prepare.py insert the tokens themselves. The names are those of ChatML: a role is plain text
-between them, so there can be any, and llama.cpp and most other programs know them without being told.
+have them after their other ids, and so has every BPE trained here. A text that contains their names is encoded as the
+characters of the names; only chat.py and prepare.py insert the tokens themselves. The names are those of ChatML: a role is
+plain text between them, so there can be any, and llama.cpp and most other programs know them without being told.
 Tested by: tests/data/test_tokenizer.py, against `tokenizers`."""
 
 import codecs

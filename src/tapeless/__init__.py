@@ -11,6 +11,7 @@ _NAMES = {
     "config": ("ModelConfig", "SimpleLMConfig", "TrainConfig", "Sampling", "load_preset"),
     "data.prepare": ("prepare",),
     "errors": ("TapelessError",),
+    "generate.engine": ("Engine",),
     "kernels.choose": ("register_ops",),
     "model.chain": ("Chain", "layer", "residual"),
     "model.memory": ("saved_bytes",),
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     )
     from tapeless.data.prepare import prepare as prepare
     from tapeless.errors import TapelessError as TapelessError
+    from tapeless.generate.engine import Engine as Engine
     from tapeless.kernels.choose import register_ops as register_ops
     from tapeless.model.chain import Chain as Chain
     from tapeless.model.chain import layer as layer

@@ -1,12 +1,15 @@
 """Generation: cache and batch do not change the result; the window slides; samples are reproducible by seed and index."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
 
 from tapeless.config import ModelConfig, Sampling, SimpleLMConfig
 from tapeless.errors import ConfigError, InputError, NonFiniteError
-from tapeless.generate.engine import generate, generate_each, window_start
+from tapeless.generate.decoder import HostDecoder
+from tapeless.generate.engine import Engine, generate, generate_each, window_start
 from tapeless.generate.sampler import sample
 from tapeless.model.build import AnyModel
 from tapeless.model.simple_lm import SimpleLM
@@ -37,8 +40,8 @@ def without_cache(model: AnyModel, prompt: list[int], max_tokens: int, sampling:
         start = 0
         while position - start > window:
             start += max(1, window // 2)
-        logits = model.logits(torch.tensor([text[start:]]))[:, -1]
-        text += sample(logits, torch.tensor([text]), sampling, position=position, first_sample=index).tolist()
+        logits = model.logits(torch.tensor([text[start:]]))[0, -1].numpy()
+        text.append(sample(logits, text, sampling, position=position, index=index))
     return text[len(prompt) :]
 
 
@@ -90,6 +93,10 @@ class Counting:
         self.read += tokens.numel()
         return self.model.logits(tokens, **options)
 
+    def decode(self, tokens: Tensor, *arguments: object, **options: object) -> Tensor:
+        self.read += tokens.numel()
+        return self.model.decode(tokens, *arguments, **options)
+
 
 def test_each_token_is_processed_once_and_a_slide_costs_half_a_window():
     counting = Counting(transformer(32))
@@ -116,14 +123,13 @@ def test_a_batch_equals_its_samples_one_by_one():
         assert generate(model, PROMPT, max_tokens=25, sampling=sampling, first_sample=i) == [tokens]
 
 
-def test_prompts_of_equal_length_share_a_batch():
+@pytest.mark.parametrize("slots", [1, 2, 5])
+def test_prompts_of_any_length_share_the_slots(slots: int):
     model, greedy = transformer(16), Sampling(temperature=0.0)
-    prompts = [PROMPT, PROMPT[::-1], [1] * len(PROMPT)]
+    prompts = [PROMPT, PROMPT[::-1], [1] * len(PROMPT), PROMPT[:2], [7] * 20, PROMPT * 3]
     alone = [generate(model, prompt, max_tokens=25, sampling=greedy)[0] for prompt in prompts]
-    assert len({tuple(tokens) for tokens in alone}) == 3
-    assert generate_each(model, prompts, max_tokens=25, sampling=greedy) == alone
-    with pytest.raises(InputError, match="prompts of one batch must have equal length"):
-        generate_each(model, [PROMPT, PROMPT[1:]], max_tokens=2)
+    assert len({tuple(tokens) for tokens in alone}) == 6
+    assert generate_each(model, prompts, max_tokens=25, sampling=greedy, slots=slots) == alone
 
 
 def test_on_token_may_end_a_sample():
@@ -190,7 +196,7 @@ def test_a_stop_token_ends_only_its_sample():
 def test_generation_ends_when_every_sample_has():
     counting = Counting(transformer(64))
     assert generate(counting, PROMPT, max_tokens=50, num_samples=2, stop=range(31)) == [[], []]
-    assert counting.read == 2 * len(PROMPT)
+    assert counting.read == len(PROMPT)  # equal prompts are processed once
 
 
 def test_ids_beyond_the_tokenizer_are_not_sampled():
@@ -198,6 +204,132 @@ def test_ids_beyond_the_tokenizer_are_not_sampled():
         transformer(16), PROMPT, max_tokens=40, sampling=Sampling(repetition_penalty=1.1), num_samples=4, vocab_size=7
     )
     assert {token for tokens in batch for token in tokens} == set(range(7))
+
+
+class Lagging(HostDecoder):
+    """As on a GPU: the engine queues rounds before it reads the first. Counts how many are queued at most."""
+
+    lag = 1
+    most = 0
+
+    def advance(self, slots: list[int]) -> None:
+        super().advance(slots)
+        Lagging.most = max(Lagging.most, len(self._ready))
+
+
+@pytest.mark.parametrize("lag", [1, 3])
+def test_reading_late_changes_nothing(lag: int, monkeypatch: pytest.MonkeyPatch):
+    """With stops, ends asked for by a caller, slides, and more prompts than slots."""
+    model, prompts = transformer(16), [PROMPT, PROMPT[:2], [7] * 20, PROMPT * 2, [1], PROMPT, [9, 9]]
+
+    def run(slots: int, **options: Any) -> tuple[list[list[int]], dict[int, list[int]]]:
+        heard: dict[int, list[int]] = {}
+
+        def listen(sample: int, token: int) -> bool:
+            heard.setdefault(sample, []).append(token)
+            return len(heard[sample]) == 5 * sample + 1
+
+        return generate_each(model, prompts, slots=slots, sampling=Sampling(seed=5), on_token=listen, **options), heard
+
+    cases = [{"slots": slots, "max_tokens": n, "stop": stop} for slots in (1, 3, 7) for n in (1, 24) for stop in ((), {2, 11})]
+    expected = [run(**case) for case in cases]
+    monkeypatch.setattr(Lagging, "lag", lag)
+    monkeypatch.setattr("tapeless.generate.engine.make_decoder", Lagging)
+    assert [run(**case) for case in cases] == expected
+
+
+def test_reading_late_draws_no_token_beyond_the_last(monkeypatch: pytest.MonkeyPatch):
+    """But for the one that is in the queue when a stop is read."""
+    monkeypatch.setattr("tapeless.generate.engine.make_decoder", Lagging)
+    monkeypatch.setattr(Lagging, "most", 0)
+    counting = Counting(transformer(64))
+    (whole,) = generate(counting, PROMPT, max_tokens=20)
+    assert counting.read == len(PROMPT) + 19
+    assert Lagging.most == 2
+    counting.read = 0
+    assert generate(counting, PROMPT, max_tokens=20, stop={whole[9]}) == [whole[: whole.index(whole[9])]]
+    assert counting.read == len(PROMPT) + whole.index(whole[9]) + 1
+
+
+def test_a_stream_runs_the_engine_as_it_is_read():
+    counting = Counting(transformer(64))
+    stream = Engine(counting).submit(PROMPT, max_tokens=6, sampling=Sampling(seed=2))
+    assert (stream.tokens, stream.finish_reason, counting.read) == ([], None, 0)
+    first = next(stream)
+    assert (stream.tokens, counting.read) == ([first], len(PROMPT))
+    assert [first, *stream] == stream.tokens == generate(counting, PROMPT, max_tokens=6, sampling=Sampling(seed=2))[0]
+    assert stream.finish_reason == "length"
+    assert list(stream) == stream.take() == []
+
+
+def test_a_stop_and_its_reason():
+    engine = Engine(transformer(64))
+    whole = list(engine.submit(PROMPT, max_tokens=9, sampling=Sampling(seed=2)))
+    stream = engine.submit(PROMPT, max_tokens=9, sampling=Sampling(seed=2), stop={whole[4]})
+    assert list(stream) == whole[: whole.index(whole[4])]
+    assert stream.finish_reason == "stop"
+
+
+@pytest.mark.parametrize("lag", [0, 1])
+def test_a_cancelled_stream_frees_its_slot_at_once(lag: int, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(Lagging, "lag", lag)
+    monkeypatch.setattr("tapeless.generate.engine.make_decoder", Lagging)
+    engine = Engine(transformer(64), slots=2)
+    streams = [engine.submit([1 + i], max_tokens=20, sample=i) for i in range(5)]
+    for _ in range(3):
+        engine.step()
+    assert [len(stream.tokens) for stream in streams] == [3 - lag] * 2 + [0] * 3
+    streams[0].cancel()
+    streams[3].cancel()  # still waiting
+    before = list(streams[0].tokens)
+    for _ in range(2):
+        engine.step()
+    assert [len(stream.tokens) for stream in streams] == [3 - lag, 5 - lag, 2 - lag, 0, 0]
+    assert [stream.finish_reason for stream in streams] == ["cancelled", None, None, "cancelled", None]
+    assert list(streams[0]) == before
+    for i in (1, 2, 4):
+        assert list(streams[i]) == generate(transformer(64), [1 + i], max_tokens=20, first_sample=i)[0]
+    streams[4].cancel()
+    assert streams[4].finish_reason == "length"
+    assert not engine.busy
+    assert engine.step() == []
+
+
+def test_a_step_names_the_streams_that_changed():
+    engine = Engine(transformer(64), slots=2)
+    a, b, c = (engine.submit([1 + i], max_tokens=2 + i) for i in range(3))
+    changed = []
+    while engine.busy:
+        changed.append([(stream, stream.take()) for stream in engine.step()])
+    assert [[stream for stream, _ in step] for step in changed] == [[a, b], [a, b], [b, c], [c], [c], [c]]
+    assert all(len(new) == 1 for step in changed for _, new in step)
+
+
+def test_requests_differ_in_everything():
+    """Sampling, index, stops and lengths are each request's own."""
+    model = transformer(64)
+    settings: list[dict[str, Any]] = [
+        {"max_tokens": 5, "sampling": Sampling(temperature=0.0)},
+        {"max_tokens": 12, "sampling": Sampling(seed=4, top_k=5), "sample": 3},
+        {"max_tokens": 9, "sampling": Sampling(seed=4, repetition_penalty=1.5), "sample": 2, "stop": {3, 4, 5}},
+    ]
+    engine = Engine(model, slots=3)
+    streams = [engine.submit(PROMPT[i:], **each) for i, each in enumerate(settings)]
+    assert [list(stream) for stream in streams] == [
+        list(Engine(model).submit(PROMPT[i:], **each)) for i, each in enumerate(settings)
+    ]
+
+
+def test_a_request_that_does_not_fit_is_refused_and_disturbs_none():
+    engine = Engine(transformer(64), capacity=20)
+    stream = engine.submit(PROMPT, max_tokens=15)
+    with pytest.raises(InputError, match="a text of 21 tokens does not fit into a slot of 20"):
+        engine.submit(PROMPT, max_tokens=16)
+    with pytest.raises(InputError, match=r"prompt \[1\] is -1, outside the vocabulary"):
+        engine.submit([3, -1], max_tokens=1)
+    assert len(list(stream)) == 15
+    with pytest.raises(ConfigError, match="slots"):
+        Engine(transformer(64), slots=0)
 
 
 def test_zero_tokens():

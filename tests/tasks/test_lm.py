@@ -139,7 +139,7 @@ def test_a_sampled_text_depends_on_its_index_only(run: Path):
         max_tokens=10,
         first_sample=2,
         vocab_size=lm.data.tokenizer.vocab_size,
-        sampling=lm._wanted("every forward", drawn).sampling,
+        sampling=lm._parse("every forward", drawn).sampling,
     )
     assert one[2] == lm.data.tokenizer.decode(ids)
 
@@ -161,8 +161,8 @@ def test_checkpoint_and_weights(run: Path):
     [
         ({"checkpoint": 3}, CheckpointError, "has no checkpoint '3'"),
         ({"weights": "mean"}, ConfigError, "weights is 'mean'"),
-        ({"batch_size": "auto"}, ConfigError, "batch_size 'auto': expected a number"),
-        ({"batch_size": 0}, ConfigError, "batch_size 0: expected a number"),
+        ({"batch_size": "auto"}, ConfigError, "batch_size 'auto': expected a positive integer"),
+        ({"batch_size": 0}, ConfigError, "batch_size 0: expected a positive integer"),
         ({"max_length": 25}, ConfigError, "max_length must be 1 to 24, got 25"),
         ({"prefix_token_id": 290}, ConfigError, "prefix_token_id must be 0 to 289, got 290"),
         ({"device": "nowhere"}, ConfigError, "device 'nowhere' cannot be used here"),

@@ -6,9 +6,11 @@ The same seed gives the same text, whatever the number of samples."""
 
 import argparse
 import json
+from itertools import chain
+from typing import Any
 
 from tapeless.cli.options import add_fields, add_machine_arguments, add_saved_model_arguments, given, load_settings, warn
-from tapeless.config import Sampling
+from tapeless.config import Sampling, require
 from tapeless.errors import UsageError
 
 HELP = "continue a text with a trained model"
@@ -27,38 +29,35 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from tapeless.generate.engine import generate
+    from tapeless.generate.engine import SLOTS, Engine
+    from tapeless.generate.text import TextStream
     from tapeless.training.imported import generation_of
     from tapeless.training.run_dir import RunDir
     from tapeless.training.runs import load
 
+    require(args.num_samples >= 1, "num_samples", "at least 1", args.num_samples)
     model, data, *_ = load(args.run_dir, **load_settings(args), on_warning=warn)
     tokenizer, generation = data.tokenizer, generation_of(RunDir(args.run_dir))
     prompt = [int(i) for i in (tokenizer.encode_prompt(args.prompt) if args.prompt else data.beginning())]
     if not prompt:
         raise UsageError(f"{args.run_dir} was imported and has no text to start from; pass --prompt")
-    stream = None if args.json or args.num_samples > 1 else tokenizer.stream()
-    if stream is not None:
-        print("".join(map(stream.push, prompt)), end="", flush=True)
     late: list[str] = []  # warnings, printed after the text that is being streamed
-    samples = generate(
-        model,
-        prompt,
-        max_tokens=args.max_tokens,
-        num_samples=args.num_samples,
-        sampling=Sampling(**{**generation.non_default(), **given(args, "sampling")}),
-        vocab_size=tokenizer.vocab_size,
-        stop=generation.eos_ids,
-        on_token=None if stream is None else lambda _, token: print(stream.push(token), end="", flush=True),
-        on_warning=late.append if stream is not None else warn,
-    )
-    texts = [tokenizer.decode([*prompt, *ids]) for ids in samples]
+    slots, capacity = min(args.num_samples, SLOTS), len(prompt) + max(0, args.max_tokens)
+    engine = Engine(model, slots=slots, capacity=capacity, vocab_size=tokenizer.vocab_size, on_warning=late.append)
+    sampling = Sampling(**{**generation.non_default(), **given(args, "sampling")})
+    options: dict[str, Any] = {"max_tokens": args.max_tokens, "sampling": sampling, "stop": generation.eos_ids}
+    streams = [engine.submit(prompt, **options, sample=i) for i in range(args.num_samples)]
     if args.json:
+        texts = [tokenizer.decode([*prompt, *stream]) for stream in streams]
         print(json.dumps({"prompt": args.prompt, "samples": texts}))
-    elif stream is not None:
-        print(stream.finish(), flush=True)
-        for text in late:
-            warn(text)
     else:
-        print("\n\n".join(f"--- sample {i + 1}\n{text}" for i, text in enumerate(texts)))
+        for i, stream in enumerate(streams):  # all run at once; what the later ones have is printed when it is their turn
+            if args.num_samples > 1:
+                print(f"{chr(10) if i else ''}--- sample {i + 1}")
+            text = TextStream(stream, tokenizer, prompt)
+            for piece in chain([text.prompt], text):
+                print(piece, end="", flush=True)
+            print(flush=True)
+    for words in late:
+        warn(words)
     return 0

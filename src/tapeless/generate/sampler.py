@@ -1,4 +1,4 @@
-"""Sampling one token from logits.
+"""Sampling one token from the logits of one sequence.
 
 The filters, in this order, each on the renormalised result of the previous one:
     1. repetition penalty r   a logit z of a previous token becomes z / r if z > 0, else z r
@@ -7,89 +7,108 @@ The filters, in this order, each on the renormalised result of the previous one:
     4. top-p                  keep the largest until their probabilities sum to p, including the one that reaches p
     5. min-p                  keep those at least p times as probable as the most probable
 Of equal logits the lower id ranks first, in every filter and in argmax: top_k = 1 is temperature 0.
-All of it is computed in float64 on the CPU, so that a sample depends on the logits and not on the device; the cost is small
-compared with the forward.
+All of it is computed in float64 on the CPU, so that a sample depends on the logits and not on the device. Only the few largest
+logits are ever sorted: all of a vocabulary of 32,000 would take as long as the forward of a small model.
 
 A sample is a pure function of (seed, sample index, position): a hash gives a number in [0, 1), which the inverse of the
 cumulative distribution maps to a token. There is no generator, hence no state to save or restore.
 Tested by: tests/generate/test_sampler.py."""
 
 import hashlib
+from collections.abc import Sequence
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from tapeless.config import Sampling
 from tapeless.errors import NonFiniteError
 
-
-def probabilities(
-    logits: Tensor,  # (B, V); read only
-    history: Tensor,  # (B, n) int64: the tokens so far, for the repetition penalty
-    sampling: Sampling,
-) -> Tensor:  # (B, V) float64, on the CPU
-    """The distribution of each row after all filters."""
-    z = _penalized(logits, history, sampling)
-    z, ids = z.sort(dim=-1, descending=True, stable=True)  # (B, V) both; stable: equal logits keep the order of their ids
-    z = z - z[:, :1]  # before the division: at any temperature the largest stays 0, so exp cannot overflow
-    rank = torch.arange(z.shape[-1]).expand_as(z)
-    if sampling.temperature == 0:
-        keep = rank < 1
-    else:
-        z = z / sampling.temperature
-        keep = rank < (sampling.top_k or z.shape[-1])
-        p = _softmax(z, keep)
-        if sampling.top_p < 1:
-            keep[:, 1:] &= p.cumsum(-1)[:, :-1] < sampling.top_p  # kept while those before it sum to less than top_p
-        keep = keep & (p >= sampling.min_p * p[:, :1])  # a ratio, which renormalising does not change
-    return torch.zeros_like(z).scatter(1, ids, _softmax(z, keep))
+FEW = 64  # logits that top-p sorts at first
 
 
 def sample(
-    logits: Tensor,  # (B, V); read only
-    history: Tensor,  # (B, n) int64
+    logits: np.ndarray,  # (V,) float; read only
+    history: Sequence[int],  # the tokens so far, for the repetition penalty
     sampling: Sampling,
     *,
     position: int,  # of the new token, counted from the start of the text
-    first_sample: int = 0,  # the index of row 0 among all samples
-) -> Tensor:  # (B,) int64, on the CPU
-    if sampling.temperature == 0:  # no sort is needed; numpy's argmax is the first of equals
-        return torch.from_numpy(_penalized(logits, history, sampling).numpy().argmax(-1))
-    cumulative = probabilities(logits, history, sampling).cumsum(-1)  # (B, V)
-    u = [uniform(sampling.seed, first_sample + row, position) for row in range(len(logits))]
-    # (B, 1); u is at most 1 - 2^-53, so even after rounding x is below the last of the row
-    x = torch.tensor(u, dtype=torch.float64)[:, None] * cumulative[:, -1:]
-    return torch.searchsorted(cumulative, x, right=True)[:, 0]  # right: skips tokens of probability 0
+    index: int = 0,  # of the sample
+) -> int:
+    if sampling.temperature == 0:  # no sum is needed: argmax is the first of equals, or the first nan
+        z = _penalized(logits, history, sampling.repetition_penalty)
+        token = int(z.argmax())
+        if not np.isfinite(z[token]):
+            _raise_if_unusable(z)
+        return token
+    ids, weights = distribution(logits, history, sampling)
+    cumulative = weights.cumsum()  # (n,)
+    # uniform() is at most 1 - 2^-53, so even after rounding x is below the last; right: skips tokens of probability 0
+    x = uniform(sampling.seed, index, position) * cumulative[-1]
+    return int(ids[cumulative.searchsorted(x, side="right")])
 
 
-def uniform(seed: int, sample_index: int, position: int) -> float:
+def distribution(
+    logits: np.ndarray,  # (V,) float; read only
+    history: Sequence[int],
+    sampling: Sampling,
+) -> tuple[np.ndarray, np.ndarray]:  # ids (n,), weights (n,) float64
+    """The tokens that are left after all filters, in order, and numbers in proportion to their probabilities, 1 for the most
+    probable. For a temperature above 0."""
+    z = _penalized(logits.astype(np.float64), history, sampling.repetition_penalty)
+    if not np.isfinite(z.sum()):
+        _raise_if_unusable(z)
+    ids = _largest(z, sampling.top_k or len(z))
+    z = z[ids]
+    with np.errstate(over="ignore"):  # at a tiny temperature the quotient is -inf, and exp of it 0
+        weights = np.exp((z - z.max()) / sampling.temperature)  # the largest is 0 before it is divided, so none overflows
+    if sampling.top_p < 1:
+        keep = _nucleus(z, weights, sampling.top_p)
+        ids, weights = ids[keep], weights[keep]
+    if sampling.min_p:
+        keep = weights >= sampling.min_p  # a ratio, which renormalising does not change
+        ids, weights = ids[keep], weights[keep]
+    return ids, weights
+
+
+def uniform(seed: int, index: int, position: int) -> float:
     """A number in [0, 1) with 53 random bits, the precision of float64."""
-    digest = hashlib.sha256(f"sample/{seed}/{sample_index}/{position}".encode()).digest()
+    digest = hashlib.sha256(f"sample/{seed}/{index}/{position}".encode()).digest()
     return (int.from_bytes(digest[:8], "little") >> 11) * 2.0**-53
 
 
-def _penalized(logits: Tensor, history: Tensor, sampling: Sampling) -> Tensor:  # (B, V) float64, on the CPU
-    z = logits.to("cpu", torch.float64)
-    _check(z)
-    if sampling.repetition_penalty == 1:
+def _largest(z: np.ndarray, k: int) -> np.ndarray:  # (n,) -> (k,) places, ascending
+    n = len(z)
+    if k >= n:
+        return np.arange(n)
+    kth = np.partition(z, n - k)[n - k]
+    above = np.flatnonzero(z > kth)
+    return np.sort(np.concatenate([above, np.flatnonzero(z == kth)[: k - len(above)]]))
+
+
+def _nucleus(z: np.ndarray, weights: np.ndarray, p: float) -> np.ndarray:  # (n,) each -> (m,) places, ascending
+    """The fewest of the largest whose weights reach p of the sum."""
+    target, k = p * weights.sum(), FEW
+    while k < len(z) and weights[_largest(z, k)].sum() < target:
+        k *= 8
+    few = _largest(z, k)
+    ranked = few[np.argsort(-z[few], kind="stable")]  # stable: equal logits keep the order of their ids
+    before = weights[ranked].cumsum()[:-1]
+    return np.sort(ranked[: 1 + int((before < target).sum())])
+
+
+def _penalized(z: np.ndarray, history: Sequence[int], r: float) -> np.ndarray:  # (V,)
+    if r == 1:
         return z
-    r = sampling.repetition_penalty
-    seen = torch.zeros(z.shape, dtype=torch.bool).scatter(1, history.to("cpu"), True)
-    return torch.where(seen, torch.where(z > 0, z / r, z * r), z)
+    seen = np.array(history, dtype=np.int64)
+    seen = seen[seen < len(z)]  # a prompt may have ids that are never drawn
+    z = z.astype(np.float64)  # a copy
+    z[seen] = np.where(z[seen] > 0, z[seen] / r, z[seen] * r)
+    return z
 
 
-def _softmax(z: Tensor, keep: Tensor) -> Tensor:  # (B, V) each; the largest z of a row is 0
-    e = torch.where(keep, z.exp(), 0.0)
-    return e / e.sum(-1, keepdim=True)
-
-
-def _check(z: Tensor) -> None:  # (B, V)
+def _raise_if_unusable(z: np.ndarray) -> None:  # (V,)
     """-inf excludes a token; any other value that is not finite is an error."""
-    if torch.isfinite(z.sum()):
-        return
-    bad = (z.isnan() | z.isposinf()).nonzero()
+    bad = np.flatnonzero(np.isnan(z) | np.isposinf(z))
     if len(bad):
-        row, token = bad[0].tolist()
-        raise NonFiniteError(f"logit of token {token} in row {row} is {z[row, token].item()}; cannot sample")
-    if z.isneginf().all(-1).any():
-        raise NonFiniteError("every logit of a row is -inf; cannot sample")
+        raise NonFiniteError(f"logit of token {bad[0]} is {z[bad[0]]}; cannot sample")
+    if np.isneginf(z).all():
+        raise NonFiniteError("every logit is -inf; cannot sample")

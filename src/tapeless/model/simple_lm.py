@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tapeless.config import SimpleLMConfig
 from tapeless.errors import ConfigError, OrderError
-from tapeless.generate.engine import Generates
+from tapeless.generate.text import Generates
 from tapeless.model.chain import Chain, Layer, layer
 from tapeless.model.check import check_num_targets, check_targets, check_tokens, check_upstream
 from tapeless.model.params import ParamSpec, count_params

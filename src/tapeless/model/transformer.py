@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tapeless.config import Lora, ModelConfig, nearest
 from tapeless.errors import ConfigError, InputError, OrderError
-from tapeless.generate.engine import Generates
+from tapeless.generate.text import Generates
 from tapeless.kernels.choose import choose
 from tapeless.model.block import (
     BlockSaved,
@@ -323,9 +323,10 @@ class Transformer(Generates):
         keep: bool = False,
         kv_cache: KVCache | None = None,
         documents: Tensor | None = None,  # (B, T) int64
-    ) -> Tensor:  # (B, T, V)
+        last: bool = False,
+    ) -> Tensor:  # (B, T, V), or (B, 1, V) with last
         """Logits of every position. keep: save activations, so that backward(dlogits) may follow. kv_cache: tokens continue
-        those it holds."""
+        those it holds. last: of the last position only."""
         if keep:
             self._saved = None
         self._check(tokens, None, documents)
@@ -333,29 +334,59 @@ class Transformer(Generates):
             if keep or documents is not None:
                 raise InputError("logits with a kv_cache cannot be differentiated, and takes no documents")
             kv_cache.expect(*tokens.shape)
-        head = softcap = saved = None
-        if kv_cache is not None and tokens.shape[1] == 1 and self._decode is not None:
-            self.store.refresh(only_if_counted=True)
-            logits = self._decode(tokens, kv_cache)
-        else:
-            n, saved = self._trunk(tokens, self._context(documents, kv_cache=kv_cache), keep)
-            logits, head = self.ops.linear.forward(n, self._p.head, None)
+        elif keep and last:
+            raise InputError("logits of the last position cannot be differentiated")
+        n, saved = self._trunk(tokens, self._context(documents, kv_cache=kv_cache), keep)
+        logits, head = self.ops.linear.forward(n[:, -1:] if last else n, self._p.head, None)
+        softcap = None
         if self.config.logit_softcap:
             logits, softcap = SOFTCAP.forward(logits, cap=self.config.logit_softcap)
         self._finite(logits)
-        if saved is not None and keep:
+        if keep:
             inputs = with_versions(tokens, documents)
             self._saved = saved._replace(head=head, softcap=softcap, logits_shape=logits.shape, inputs=inputs)
         if kv_cache is not None:
             kv_cache.length += tokens.shape[1]
         return logits
 
+    def decode(
+        self,
+        tokens: Tensor,  # (R,) int64
+        slots: Tensor,  # (R,) int64
+        positions: Tensor,  # (R,) int64
+        kv_cache: KVCache,
+        *,
+        check: bool = True,
+    ) -> Tensor:  # (R, V)
+        """Logits after one more token in each of R sequences, sequence i in row slots[i] of kv_cache, which holds positions[i]
+        tokens of it: rows may differ in length. A row of the result depends on its own sequence alone, bit for bit. check: see
+        forward_backward."""
+        if check:
+            self._check(tokens[:, None], None, None)
+        elif self.ops.begin is not None:
+            self.ops.begin()
+        if self._decode is None:
+            return torch.cat([self._decode_one(*one, kv_cache) for one in zip(tokens, slots, positions, strict=True)])
+        self.store.refresh(only_if_counted=True)
+        logits = self._decode(tokens, slots, positions, kv_cache)
+        if self.config.logit_softcap:
+            logits, _ = SOFTCAP.forward(logits, cap=self.config.logit_softcap)
+        if check:
+            self._finite(logits)
+        return logits
+
+    def _decode_one(self, token: Tensor, slot: Tensor, position: Tensor, kv_cache: KVCache) -> Tensor:  # (1, V)
+        row = kv_cache.row(int(slot))
+        row.length = int(position)
+        return self.logits(token.view(1, 1), kv_cache=row)[:, -1]
+
     def kv_cache(self, batch_size: int, capacity: int) -> KVCache:
         """For decoding: holds what the sublayers remember of up to `capacity` tokens."""
         c = self.config
         if c.position == "learned" and capacity > c.max_seq_len:
             raise InputError(f"kv_cache for {capacity} tokens, but max_seq_len is {c.max_seq_len}; learned positions end there")
-        shapes = {s.name: s.cache_shapes(batch_size, capacity) for block in self.blocks for s in block.sublayers}
+        sublayers = [s for block in self.blocks for s in block.sublayers]
+        shapes = lambda capacity: {s.name: s.cache_shapes(batch_size, capacity) for s in sublayers}  # noqa: E731
         return KVCache(shapes, batch_size, capacity, self.device, self.store.compute_flat.dtype)
 
     def backward(

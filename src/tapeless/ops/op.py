@@ -62,7 +62,11 @@ class OpSet:
     linear_cross_entropy: Op
     dropout: Op  # saves nothing: backward hashes the mask again from its key
     begin: Callable[[], None] | None = None  # called at the beginning of every pass through a model
-    decoder: Callable[..., Callable[..., Tensor] | None] | None = None  # one token through the whole model in one call
+    # (config, spans, flat) -> (tokens (R,), slots (R,), positions (R,), kv_cache) -> logits (R, V), or None for models that it
+    # cannot run: one more token of each of R sequences through the whole model. A token's keys and values are written to row
+    # `slot` of the cache at its position, and it attends to the positions up to its own. A row of logits depends on its own
+    # sequence alone, bit for bit: not on the other rows, nor on its slot.
+    decoder: Callable[..., Callable[..., Tensor] | None] | None = None
     # The optimizer's two passes over the flat buffers; None: optim/adam.py and optim/clip.py.
     adam_update: Callable[..., None] | None = None  # (p, g, m, v, copy, pieces, step_scalars, scale), see AdamW.fused_update
     grad_norm: Callable[[Tensor], Tensor] | None = None  # (n,) -> () float64

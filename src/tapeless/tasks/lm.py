@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 from tapeless.config import Sampling, nearest, require
 from tapeless.errors import ConfigError, InputError, MissingError
-from tapeless.generate.engine import generate_each
-from tapeless.tasks.scoring import Batches, Score, score
+from tapeless.generate.engine import Engine
+from tapeless.tasks.scoring import Score, score
 from tapeless.tasks.stops import UntilText
 from tapeless.training.imported import generation_of
 from tapeless.training.run_dir import RunDir
@@ -111,14 +111,27 @@ class TapelessLM(TemplateLM):
         return score(self.model, pairs, length=self.max_length, batch_size=self.batch_size, track=track)
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
-        """Greedy requests with prompts of equal length share a batch. A sampled text is generated alone and depends on the
-        index of its request, so that the batch size does not change it."""
-        parsed = [self._parse(*request.args) for request in requests]
-        texts = [""] * len(requests)
-        for batch in tqdm(_batches(parsed, self.batch_size), desc="generating", unit="batch", disable=disable_tqdm):
-            for i, text in zip(batch, self._generate([parsed[i] for i in batch], batch[0]), strict=True):
-                texts[i] = text
-        return texts
+        """batch_size texts are generated at a time. A sampled text depends on the index of its request, so that neither the
+        batch size nor the other requests change it."""
+        tokenizer, parsed = self.data.tokenizer, [self._parse(*request.args) for request in requests]
+        engine = Engine(
+            self.model,
+            slots=self.batch_size,
+            capacity=max((len(each.prompt) + each.new_tokens for each in parsed), default=1),
+            vocab_size=tokenizer.vocab_size,
+            on_warning=log.warning,
+        )
+        texts = {}
+        for i, (prompt, until, new_tokens, sampling) in enumerate(parsed):
+            options: dict[str, Any] = {"max_tokens": new_tokens, "sampling": sampling, "stop": self.generation.eos_ids}
+            texts[engine.submit(prompt, **options, sample=i)] = UntilText(tokenizer, until)
+        with tqdm(total=len(texts), desc="generating", unit="text", disable=disable_tqdm) as progress:
+            while engine.busy:
+                for stream in engine.step():
+                    if any(map(texts[stream].push, stream.take())):
+                        stream.cancel()
+                    progress.update(stream.finish_reason is not None)
+        return [text.finish() for text in texts.values()]
 
     def _parse(self, context: str, settings: dict[str, Any]) -> "_Request":
         values = normalize_gen_kwargs(settings, MAX_NEW_TOKENS)
@@ -131,22 +144,6 @@ class TapelessLM(TemplateLM):
         if new_tokens < self.max_length:  # truncate the prompt on the left, so that the window need not slide
             prompt = prompt[-(self.max_length - new_tokens) :]
         return _Request(prompt, until, new_tokens, Sampling(**values))
-
-    def _generate(self, batch: "list[_Request]", first: int) -> list[str]:
-        tokenizer, one = self.data.tokenizer, batch[0]
-        texts = [UntilText(tokenizer, one.until) for _ in batch]
-        generate_each(
-            self.model,
-            [request.prompt for request in batch],
-            max_tokens=one.new_tokens,
-            sampling=one.sampling,
-            first_sample=first,
-            vocab_size=tokenizer.vocab_size,
-            stop=self.generation.eos_ids,
-            on_token=lambda sample, token: texts[sample - first].push(token),
-            on_warning=log.warning,
-        )
-        return [text.finish() for text in texts]
 
     def _default_prefix(self) -> int:
         """A run trained here has no bos token, but in its data texts follow newlines."""
@@ -166,11 +163,3 @@ class _Request(NamedTuple):
     until: list[str]
     new_tokens: int
     sampling: Sampling
-
-
-def _batches(requests: list[_Request], size: int) -> Batches:
-    groups: dict[Any, list[int]] = {}
-    for i, (prompt, until, new_tokens, sampling) in enumerate(requests):
-        key = (len(prompt), tuple(until), new_tokens, sampling)  # equal for requests that may share a batch
-        groups.setdefault(key if sampling.temperature == 0 else i, []).append(i)
-    return [group[i : i + size] for group in groups.values() for i in range(0, len(group), size)]

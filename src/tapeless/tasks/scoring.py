@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from tapeless.generate.engine import LanguageModel
+from tapeless.generate.decoder import LanguageModel
 from tapeless.ops.numerics import accumulation_dtype
 
 Batches = list[list[int]]

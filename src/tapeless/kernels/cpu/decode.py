@@ -1,4 +1,4 @@
-"""One more token of every sequence through the whole model, in one call: the inner loop of generation.
+"""One more token of each of several sequences through the whole model, in one call: the inner loop of generation.
 
 A token is one row, so a linear map is a matrix-vector product and costs as much as reading the matrix. The rest is the overhead
 of calling ops, which is paid once per token here instead of ten times per layer. Parameters are read from the flat buffer
@@ -114,7 +114,8 @@ def _gate(kind, up, h):  # (2F,) or (F,) -> h (F,)
 
 
 @inlined
-def _attention(n, flat, at, keys, values, position, H, turns, cos, sin, eps, a):  # n, a (B, C); keys, values (B, G, S, D)
+def _attention(n, flat, at, keys, values, slots, positions, H, turns, cos, sin, eps, a):
+    # n, a (B, C); keys, values (slots, G, S, D); slots, positions (B,); cos, sin (B, D/2)
     B, (G, D) = len(n), (keys.shape[1], keys.shape[3])
     qkv, out = np.empty((B, (H + 2 * G) * D), np.float32), np.empty((B, H * D), np.float32)
     _times(flat, at[QKV], at[QKV_B], n, qkv)
@@ -124,14 +125,15 @@ def _attention(n, flat, at, keys, values, position, H, turns, cos, sin, eps, a):
             if at[Q_NORM] >= 0:
                 _head_norm(row, flat, at[Q_NORM] if h < H else at[K_NORM], eps)
             if turns:
-                rotate(row, cos, sin)
+                rotate(row, cos[b], sin[b])
+        slot, position = slots[b], positions[b]
         for g in range(G):
             for d in range(D):
-                put(keys[b, g, position], d, qkv[b, (H + g) * D + d])
-                put(values[b, g, position], d, qkv[b, (H + G + g) * D + d])
+                put(keys[slot, g, position], d, qkv[b, (H + g) * D + d])
+                put(values[slot, g, position], d, qkv[b, (H + G + g) * D + d])
         for h in range(H):
             g = h * G // H
-            _attend(qkv[b, h * D : (h + 1) * D], keys[b, g], values[b, g], position + 1, out[b, h * D : (h + 1) * D])
+            _attend(qkv[b, h * D : (h + 1) * D], keys[slot, g], values[slot, g], position + 1, out[b, h * D : (h + 1) * D])
     _times(flat, at[WO], at[WO_B], out, a)
 
 
@@ -146,23 +148,25 @@ def _feed_forward(n, flat, at, kind, up_width, F, f):  # n, f (B, C)
 
 
 @compiled
-def _decode(tokens, flat, layers, ends, keys, values, position, C, H, F, up_width, kind, theta, centre, post, eps, logits):
-    # tokens (B,); flat (n,); layers (L, 14) and ends (5,) offsets; keys, values (L, B, G, S, D); logits (B, V)
-    B, D = len(tokens), keys.shape[4]
+def _decode(
+    tokens, slots, positions, flat, layers, ends, keys, values, C, H, F, up_width, kind, theta, centre, post, eps, logits
+):  # tokens, slots, positions (B,); flat (n,); layers (L, 14) and ends (5,) offsets; keys, values (L, slots, G, S, D)
+    B, D = len(tokens), keys.shape[4]  # logits (B, V)
     x, n, y = np.empty((B, C), np.float32), np.empty((B, C), np.float32), np.empty((B, C), np.float32)
-    cos, sin = np.empty(D // 2, np.float32), np.empty(D // 2, np.float32)
+    cos, sin = np.empty((B, D // 2), np.float32), np.empty((B, D // 2), np.float32)
     for i in range(D // 2):
-        angle = position * theta ** (-2.0 * i / D)
-        cos[i], sin[i] = math.cos(angle), math.sin(angle)
+        frequency = theta ** (-2.0 * i / D)
+        for b in range(B):
+            cos[b, i], sin[b, i] = math.cos(positions[b] * frequency), math.sin(positions[b] * frequency)
     for b in range(B):
         for c in range(C):
             x[b, c] = wide(flat[ends[EMBED] + tokens[b] * C + c])
             if ends[POSITIONS] >= 0:
-                x[b, c] += wide(flat[ends[POSITIONS] + position * C + c])
+                x[b, c] += wide(flat[ends[POSITIONS] + positions[b] * C + c])
     for layer in range(len(layers)):
         at = layers[layer]
         if post:
-            _attention(x, flat, at, keys[layer], values[layer], position, H, theta > 0, cos, sin, eps, y)
+            _attention(x, flat, at, keys[layer], values[layer], slots, positions, H, theta > 0, cos, sin, eps, y)
             x += y
             _norm(x, flat, at[ATTN_W], at[ATTN_B], centre, eps, n)
             _feed_forward(n, flat, at, kind, up_width, F, y)
@@ -170,7 +174,7 @@ def _decode(tokens, flat, layers, ends, keys, values, position, C, H, F, up_widt
             _norm(n, flat, at[FFN_W], at[FFN_B], centre, eps, x)
         else:
             _norm(x, flat, at[ATTN_W], at[ATTN_B], centre, eps, n)
-            _attention(n, flat, at, keys[layer], values[layer], position, H, theta > 0, cos, sin, eps, y)
+            _attention(n, flat, at, keys[layer], values[layer], slots, positions, H, theta > 0, cos, sin, eps, y)
             x += y
             _norm(x, flat, at[FFN_W], at[FFN_B], centre, eps, n)
             _feed_forward(n, flat, at, kind, up_width, F, y)
@@ -183,9 +187,8 @@ def decoder(
     config: Any,  # a ModelConfig
     spans: Mapping[str, tuple[int, int]],  # parameter -> where it lies in the flat buffer, and its size
     flat: Tensor,  # (n,) the parameters that matmuls read
-) -> Callable[[Tensor, Any], Tensor] | None:
-    """A function (tokens (B, 1), kv_cache) -> logits (B, 1, V) that writes the new keys and values into the cache; None for
-    blocks other than attention and feed-forward that are alike in all layers."""
+) -> Callable[[Tensor, Tensor, Tensor, Any], Tensor] | None:
+    """See OpSet.decoder; None for blocks other than attention and feed-forward that are alike in all layers."""
     c = config
     if c.blocks != DEFAULT_BLOCKS:
         return None
@@ -207,19 +210,20 @@ def decoder(
     sizes = (c.hidden_dim, c.num_heads, F, 2 * F if c.ffn in GATED else F, KINDS[c.ffn])
     scalars = (*sizes, theta, c.norm == "layer", c.norm_placement == "post")
 
-    def decode(tokens: Tensor, kv_cache: Any) -> Tensor:
-        logits = torch.empty(len(tokens), 1, c.vocab_size, dtype=torch.float32, device="cpu")
+    def decode(tokens: Tensor, slots: Tensor, positions: Tensor, kv_cache: Any) -> Tensor:  # (B,) int64 each -> (B, V)
+        logits = torch.empty(len(tokens), c.vocab_size, dtype=torch.float32, device="cpu")
         _decode(
-            array(tokens.reshape(-1)),
+            array(tokens),
+            array(slots),
+            array(positions),
             array(flat),
             layers,
             ends,
             array(kv_cache.stacked["keys"][0]),
             array(kv_cache.stacked["values"][0]),
-            kv_cache.length,
             *scalars,
             np.float32(c.norm_eps),
-            array(logits).reshape(len(tokens), -1),
+            array(logits),
         )
         return logits.to(flat.dtype)
 

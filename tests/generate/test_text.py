@@ -1,0 +1,73 @@
+"""A model's methods for text: a stream gives the text that generate gives, piece by piece, and can be cancelled."""
+
+import pytest
+import torch
+
+from tapeless.config import ModelConfig, Sampling
+from tapeless.data.tokenizer import ByteTokenizer
+from tapeless.errors import InputError
+from tapeless.generate.text import TextStream
+from tapeless.model.transformer import Transformer
+
+SHAPE = {"vocab_size": 259, "hidden_dim": 24, "num_layers": 2, "num_heads": 4, "intermediate_dim": 40, "max_seq_len": 128}
+DRAWN = Sampling(seed=3, temperature=5.0)
+
+
+@pytest.fixture
+def model() -> Transformer:
+    model = Transformer(ModelConfig(**SHAPE), seed=1, ops="reference")
+    model.tokenizer = ByteTokenizer()
+    return model
+
+
+def test_pieces_are_the_text(model: Transformer):
+    """Drawn bytes are broken UTF-8, so most pieces are replacement characters."""
+    for count in (0, 1, 2, 3, 40):
+        stream = model.stream("né", max_tokens=count, sampling=DRAWN)
+        pieces = list(stream)
+        assert "né" + "".join(pieces) == model.generate("né", max_tokens=count, sampling=DRAWN)
+        assert all(pieces)
+        assert (len(stream.tokens), stream.finish_reason) == (count, "length")
+        assert list(stream) == []
+
+
+def test_a_prompt_that_ends_within_a_character(model: Transformer):
+    prompt = list("né".encode())[:-1]
+    tokens = model.stream(prompt, max_tokens=20, sampling=DRAWN)
+    stream = TextStream(tokens, model.tokenizer, prompt)
+    assert stream.prompt + "".join(stream) == model.tokenizer.decode([*prompt, *tokens.tokens])
+
+
+def test_ids_give_ids(model: Transformer):
+    prompt = torch.tensor([1, 2, 3])
+    assert [1, 2, 3, *model.stream(prompt, max_tokens=9)] == model.generate(prompt, max_tokens=9)
+
+
+def test_it_ends_at_the_ids_of_the_model_or_at_others(model: Transformer):
+    whole = list(model.stream([5], max_tokens=9, sampling=DRAWN))
+    model.eos_ids = {whole[3]}
+    ended = model.stream([5], max_tokens=9, sampling=DRAWN)
+    assert list(ended) == whole[: whole.index(whole[3])]
+    assert ended.finish_reason == "stop"
+    assert model.generate([5], max_tokens=9, sampling=DRAWN) == [5, *ended.tokens]
+    assert list(model.stream([5], max_tokens=9, sampling=DRAWN, stop=())) == whole
+
+
+def test_only_ids_of_the_tokenizer_are_drawn(model: Transformer):
+    assert max(model.generate([5], max_tokens=100, sampling=DRAWN)) < 256
+
+
+def test_cancelled_it_ends(model: Transformer):
+    stream = model.stream("né", max_tokens=50, sampling=DRAWN)
+    next(stream)
+    stream.cancel()
+    assert stream.finish_reason == "cancelled"
+    count = len(stream.tokens)
+    assert len("".join(stream)) <= 1  # the replacement of a character that was not completed
+    assert len(stream.tokens) == count < 50
+
+
+def test_a_text_needs_a_tokenizer(model: Transformer):
+    model.tokenizer = None
+    with pytest.raises(InputError, match="no tokenizer"):
+        model.stream("text", max_tokens=1)

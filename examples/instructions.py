@@ -1,8 +1,8 @@
-"""A small set of synthetic instructions: seven kinds, about made-up words and two-digit numbers.
+"""Synthetic instructions of seven kinds, about lists of letters, for docs/tutorial_chat.md.
 
     python examples/instructions.py train.jsonl test.jsonl
-Writes 6000 conversations to train on and 20 to test with. No word and no pair of numbers of the test occurs in the training
-conversations, so a right answer is not a memorized one."""
+Writes 8000 conversations to train on and 20 to test with. No list of the test is in a training conversation, so a right answer
+is not a memorized one."""
 
 import json
 import random
@@ -10,54 +10,36 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-CONSONANTS, VOWELS = "bdfgklmnprstvz", "aeiou"
-NUM_TRAIN, NUM_TEST = 6000, 20
+LETTERS = "bcdfghjklmnpqrstvwxyz"
+NUM_TRAIN, NUM_TEST = 8000, 20
 
-
-def word(rng: random.Random) -> str:
-    return "".join(rng.choice(letters) for letters in (CONSONANTS, VOWELS) * rng.choice((2, 3)))
-
-
-# By name: what a user says about the words a, b, c and the answer.
-KINDS: dict[str, Callable[[str, str, str], tuple[str, str]]] = {
-    "say": lambda a, b, c: (f"Say {a}.", a),
-    "twice": lambda a, b, c: (f"Say {a} twice.", f"{a} {a}"),
-    "first": lambda a, b, c: (f"Which word is first: {a}, {b}, {c}?", a),
-    "last": lambda a, b, c: (f"Which word is last: {a}, {b}, {c}?", c),
-    "swap": lambda a, b, c: (f"Swap {a} and {b}.", f"{b} {a}"),
-    "capitals": lambda a, b, c: (f"Write {a} in capitals.", a.upper()),
+# What a user says about a list of letters, and the answer.
+KINDS: dict[str, Callable[[list[str]], tuple[str, str]]] = {
+    "repeat": lambda x: (f"Repeat: {' '.join(x)}", " ".join(x)),
+    "reverse": lambda x: (f"Reverse: {' '.join(x)}", " ".join(reversed(x))),
+    "first": lambda x: (f"First of: {' '.join(x)}", x[0]),
+    "last": lambda x: (f"Last of: {' '.join(x)}", x[-1]),
+    "count": lambda x: (f"Count: {' '.join(x)}", str(len(x))),
+    "capitals": lambda x: (f"Capitals: {' '.join(x)}", " ".join(x).upper()),
+    "after": lambda x: (f"What follows {x[1]} in: {' '.join(x)}", x[2]),
 }
 
 
-def conversation(kind: str, question: str, answer: str) -> dict[str, object]:
-    messages = [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
-    return {"kind": kind, "messages": messages}
-
-
-def conversations(rng: random.Random, count: int, words: list[str], pairs: list[tuple[int, int]]) -> list[dict[str, object]]:
-    """The kinds in turn, each with arguments of its own."""
-    made = []
-    for i in range(count):
-        kind = [*KINDS, "larger"][i % (len(KINDS) + 1)]
-        if kind == "larger":
-            m, n = rng.choice(pairs)
-            made.append(conversation(kind, f"Which is larger, {m} or {n}?", str(max(m, n))))
-        else:
-            made.append(conversation(kind, *KINDS[kind](*rng.sample(words, 3))))
-    return made
+def conversation(kind: str, letters: list[str]) -> dict[str, object]:
+    question, answer = KINDS[kind](letters)
+    return {"messages": [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]}
 
 
 def main(train: Path, test: Path) -> None:
-    rng = random.Random(0)
-    words = sorted({word(rng) for _ in range(4000)})
-    pairs = [(m, n) for m in range(10, 100) for n in range(10, 100) if m != n]
-    rng.shuffle(words)
-    rng.shuffle(pairs)
-    for path, rows in (
-        (train, conversations(rng, NUM_TRAIN, words[200:], pairs[200:])),
-        (test, conversations(rng, NUM_TEST, words[:200], pairs[:200])),
-    ):
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    """The kinds in turn, each time about another list."""
+    rng, kinds, lists = random.Random(0), list(KINDS), set[tuple[str, ...]]()
+    while len(lists) < NUM_TRAIN + NUM_TEST:
+        lists.add(tuple(rng.sample(LETTERS, rng.choice((3, 4, 5)))))
+    order = sorted(lists)
+    rng.shuffle(order)
+    rows = [conversation(kinds[i % len(kinds)], list(letters)) for i, letters in enumerate(order)]
+    for path, part in ((test, rows[:NUM_TEST]), (train, rows[NUM_TEST:])):
+        path.write_text("".join(json.dumps(row) + "\n" for row in part))
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import quietly
 
 from tapeless.cli.chat import shown
 from tapeless.cli.main import main
@@ -28,8 +27,7 @@ def tuned(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rows = [{"instruction": f"ping {i}", "output": "pong"} for i in range(20)]
     (folder / "pings.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     data = ["--dataset-path", str(folder / "pings.jsonl"), "--tokenizer", "bytes+chat", "--out-dir", str(folder / "run")]
-    status, _ = quietly("train", "new", *shlex.split(MODEL), *shlex.split(TRAINING), *data)
-    assert status == 0
+    assert main(["train", "new", *shlex.split(MODEL), *shlex.split(TRAINING), *data]) == 0
     return folder / "run"
 
 

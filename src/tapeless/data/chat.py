@@ -8,7 +8,7 @@ character that no message has, the template is rendered, special tokens are foun
 
 What an assistant said is the difference between the conversation up to its message and the prompt for it, up to the special
 token that ends it. A template whose beginning changes when more messages follow cannot be split like this, which is an error.
-Tested by: tests/data/test_chat.py."""
+Tested by: tests/data/test_chat_format.py."""
 
 import json
 import re

@@ -9,11 +9,12 @@ import pytest
 
 from tapeless.config import Lora, ModelConfig, Sampling
 from tapeless.generate import decoder
-from tapeless.generate.decoder import CHUNK, HostDecoder, Request
+from tapeless.generate.decoder import HostDecoder, Request
 from tapeless.generate.engine import Engine, Stream
 from tapeless.model.transformer import Transformer
 
 SHAPE: dict[str, Any] = {"vocab_size": 67, "hidden_dim": 40, "num_layers": 2, "num_heads": 5, "intermediate_dim": 72}
+CHUNK = 128  # shorter than the real one, so that short prompts have several
 DRAWN = Sampling(seed=3)
 TEXT = np.random.default_rng(0).integers(67, size=400).tolist()
 PROMPTS = [TEXT[:300], TEXT[:280], [5], TEXT[:300], TEXT[100:140], TEXT[:128], [*TEXT[:257], 1, 2, 3], TEXT[:128]]
@@ -26,6 +27,11 @@ def transformer(ops: str, dtype: str = "float32", lora: Lora | None = None, **ch
         if name.endswith("lora_b"):  # zero at first: an adapter without effect
             w += 0.1
     return model
+
+
+@pytest.fixture(autouse=True)
+def short_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decoder, "CHUNK", CHUNK)
 
 
 @pytest.fixture

@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
     if not prompt:
         raise UsageError(f"{args.run_dir} was imported and has no text to start from; pass --prompt")
     late: list[str] = []  # warnings, printed after the text that is being streamed
-    slots, capacity = min(args.num_samples, SLOTS), len(prompt) + max(0, args.max_tokens)
+    slots, capacity = min(args.num_samples, SLOTS), len(prompt) + args.max_tokens
     engine = Engine(model, slots=slots, capacity=capacity, vocab_size=tokenizer.vocab_size, on_warning=late.append)
     sampling = Sampling(**{**generation.non_default(), **given(args, "sampling")})
     options: dict[str, Any] = {"max_tokens": args.max_tokens, "sampling": sampling, "stop": generation.eos_ids}

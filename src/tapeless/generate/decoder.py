@@ -19,7 +19,9 @@ from tapeless.config import Sampling
 from tapeless.errors import NonFiniteError
 from tapeless.generate.sampler import sample
 
-CHUNK = 128  # tokens of a prompt per pass; large enough that a pass is limited by arithmetic
+# Tokens of a prompt per pass, and the unit of reuse. 500 tokens take llama-small in bfloat16 43 ms of one CPU core in passes of
+# 128, 31 ms in passes of 256, and 27 ms in one.
+CHUNK = 256
 
 
 class LanguageModel(Protocol):

@@ -86,7 +86,8 @@ class Engine:
         self._limit: int | None = getattr(model.config, "max_seq_len", None)
         self._window = self._limit or 1
         self._model_vocab_size, self._on_warning = V, on_warning
-        self._decoder = make_decoder(model, slots, min(self._window, self._window if capacity is None else capacity))
+        capacity = self._window if capacity is None else min(self._window, max(1, capacity))
+        self._decoder = make_decoder(model, slots, capacity)
         self._reuse = self._decoder.reuse if reuse_prefixes else 0
         self._submitted = 0
         self._waiting: deque[Stream] = deque()
@@ -217,10 +218,10 @@ class Engine:
         stream, first, length = held
         text = (stream._prompt + stream.tokens)[first:]
         usable = text[: max(length, len(text) - 1)] if self._decoder.reuse_generated else text[:length]  # the last is not run
+        if usable == window and len(window) == length:
+            return length
         pairs = enumerate(zip(usable, window, strict=False))
         same = next((i for i, (a, b) in pairs if a != b), min(len(usable), len(window)))
-        if same == length == len(window):
-            return same
         return min(same, len(window) - 1) // self._reuse * self._reuse
 
     def _check(self, prompt: list[int], max_tokens: int) -> None:

@@ -9,7 +9,8 @@ decoding caches, gradient checks and reports are derived from it.
     forward(x, p, ctx)        x (B, T, C) -> y (B, T, C), saved
     backward(dy, saved, p, g, ctx) -> dx; accumulates the parameter gradients into g, whose entries are None where frozen
     drop_recomputable, recompute    what each recompute policy drops from `saved`, and how backward gets it again
-    cache_shapes(B, capacity) what decoding remembers of earlier tokens; forward finds it in ctx.cache(self)
+    cache_shapes(B, capacity) what decoding remembers of earlier tokens; forward finds it in ctx.cache(self). If all of it
+                              grows with the capacity, position by position, generation reuses equal prefixes
     extra_flops(T)            FLOPs of a token's forward beyond the matmuls with its linear weights, such as attention scores
     reference(x, params, documents)   optional: the formula in plain torch, which the gradient check differentiates by autograd
 Neither pass may write into x, dy or saved: x and dy may be the residual stream and its gradient. dx and dw can be computed

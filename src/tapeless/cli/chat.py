@@ -13,7 +13,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tapeless.cli.options import (
     add_fields,
@@ -28,8 +28,12 @@ from tapeless.cli.options import (
 from tapeless.config import Sampling, require
 from tapeless.errors import InputError
 
+if TYPE_CHECKING:
+    from tapeless.data.chat import ChatFormat
+
 HELP = "talk to a model that was trained on conversations"
 CLEAR, EXIT = "/clear", "/exit"
+CONTEXT = 4096  # some models allow a million, and the keys and values of all of them are allocated
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,6 +41,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--once", metavar="TEXT", help="answer this message and exit")
     parser.add_argument("--system", metavar="TEXT", help="a system message before the conversation")
     parser.add_argument("--max-tokens", type=int, default=400, metavar="N", help="tokens of an answer at most (default 400)")
+    words = f"tokens that the model sees (default its max_seq_len, or {CONTEXT:,} if that is more)"
+    parser.add_argument("--context", type=int, metavar="N", help=words)
     add_stop_argument(parser)
     add_fields(parser.add_argument_group("sampling"), "sampling", Sampling)
     add_machine_arguments(parser)
@@ -50,13 +56,16 @@ def run(args: argparse.Namespace) -> int:
     from tapeless.training.runs import load
 
     require(args.max_tokens >= 1, "max_tokens", "at least 1", args.max_tokens)
-    model = load(args.run_dir, **load_settings(args), on_warning=warn).model
+    model, data, *_ = load(args.run_dir, **load_settings(args), on_warning=warn)
     run = RunDir(args.run_dir)
+    limit = getattr(model.config, "max_seq_len", CONTEXT)
+    context = min(limit, CONTEXT) if args.context is None else args.context
+    require(1 <= context <= limit, "context", f"between 1 and max_seq_len = {limit}", context)
     if read_template(run.path) is None:
         warn(f"{run.path} was not trained on conversations; its answers will be continuations of the text")
-    generation = generation_of(run)
+    generation = generation_of(run, data.tokenizer)
     sampling = Sampling(**{**generation.non_default(), **given(args, "sampling")})
-    conversation = Conversation(model, chat_of(run), generation.eos_ids, sampling, args)
+    conversation = Conversation(model, chat_of(run, data.tokenizer), context, generation.eos_ids, sampling, args)
     for line in [args.once] if args.once is not None else lines():
         if line == EXIT:
             break
@@ -87,21 +96,28 @@ def lines() -> Iterator[str]:
 
 
 class Conversation:
-    def __init__(self, model: Any, chat: Any, eos_ids: tuple[int, ...], sampling: Sampling, args: argparse.Namespace):
+    def __init__(
+        self,
+        model: Any,
+        chat: "ChatFormat",
+        context: int,
+        eos_ids: tuple[int, ...],
+        sampling: Sampling,
+        args: argparse.Namespace,
+    ):
         from tapeless.generate.engine import Engine
 
-        self.chat, self.eos_ids, self.sampling = chat, eos_ids, sampling
+        self.chat, self.context, self.eos_ids, self.sampling = chat, context, eos_ids, sampling
         self.max_tokens, self.system = args.max_tokens, args.system
         # Without a special token the end of an answer is a text.
         self.stop = [*args.stop, *([] if chat.eos_ids else [chat.tokenizer.decode(chat.answer_end)])]
-        self.engine = Engine(model, vocab_size=chat.tokenizer.vocab_size)
-        self.limit = getattr(model.config, "max_seq_len", None)
+        self.engine = Engine(model, capacity=context, vocab_size=chat.tokenizer.vocab_size)
         self.clear()
 
     def clear(self) -> None:
         from tapeless.data.chat import Message
 
-        self.messages = [] if self.system is None else [Message("system", self.system)]
+        self.messages: list[Message] = [] if self.system is None else [Message("system", self.system)]
         self.first = len(self.messages)  # the system message is never left out
 
     def answer(self, text: str) -> None:
@@ -116,7 +132,7 @@ class Conversation:
         except InputError:
             self.messages.pop()
             raise
-        room = self.max_tokens if self.limit is None else min(self.max_tokens, self.limit - len(prompt))
+        room = min(self.max_tokens, self.context - len(prompt))
         stream = self.engine.submit(prompt, max_tokens=room, sampling=self.sampling, stop=self.eos_ids)
         answer = TextStream(stream, self.chat.tokenizer, (), self.stop)
         said = ""
@@ -135,14 +151,14 @@ class Conversation:
         """The conversation as tokens. If less than a quarter of the context would be left for the answer, the oldest messages
         are left out."""
         prompt, before = self.chat.prompt(self.messages), len(self.messages)
-        while self.limit is not None and len(prompt) > self.limit * 3 // 4:
+        while len(prompt) > self.context * 3 // 4:
             if len(self.messages) <= self.first + 1:
-                raise InputError(f"the message has {len(prompt)} tokens, and the context is {self.limit}; shorten it")
+                raise InputError(f"the message has {len(prompt)} tokens, and the context is {self.context}; shorten it")
             following = range(self.first + 1, len(self.messages))
             del self.messages[self.first : next(i for i in following if self.messages[i].role == "user")]
             prompt = self.chat.prompt(self.messages)
         if len(self.messages) < before:
-            say(f"(the conversation is longer than the context of {self.limit} tokens: its beginning is left out)")
+            say(f"(the conversation is longer than the context of {self.context} tokens: its beginning is left out)")
         return [int(i) for i in prompt]
 
 

@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
 
     require(args.num_samples >= 1, "num_samples", "at least 1", args.num_samples)
     model, data, *_ = load(args.run_dir, **load_settings(args), on_warning=warn)
-    tokenizer, generation = data.tokenizer, generation_of(RunDir(args.run_dir))
+    tokenizer, generation = data.tokenizer, generation_of(RunDir(args.run_dir), data.tokenizer)
     prompt = [int(i) for i in (tokenizer.encode_prompt(args.prompt) if args.prompt else data.beginning())]
     if not prompt:
         raise UsageError(f"{args.run_dir} was imported and has no text to start from; pass --prompt")

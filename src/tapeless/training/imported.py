@@ -70,29 +70,29 @@ def write_run(
     return run
 
 
-def generation_of(run: RunDir) -> Generation:
+def generation_of(run: RunDir, tokenizer: Tokenizer | None = None) -> Generation:
     """The generation settings of a run. Texts end with the end of text and, for a model of conversations, first of all with the
-    end of an answer."""
-    found = _stored_generation(run)
+    end of an answer. tokenizer: the run's, if it is loaded already."""
+    tokenizer = tokenizer or load_tokenizer(run.tokenizer)
+    found = _stored_generation(run, tokenizer)
     if read_template(run.path) is not None:
-        ids = dict.fromkeys((*chat_of(run).eos_ids, *found.eos_ids))
+        ids = dict.fromkeys((*chat_of(run, tokenizer).eos_ids, *found.eos_ids))
         found = found._replace(eos_ids=tuple(ids))
     return found
 
 
-def chat_of(run: RunDir) -> ChatFormat:
+def chat_of(run: RunDir, tokenizer: Tokenizer) -> ChatFormat:
     """How a run's model writes conversations."""
-    generation = _stored_generation(run)
-    tokenizer, template = load_tokenizer(run.tokenizer), read_template(run.path)
-    return ChatFormat(tokenizer, template, bos_id=generation.bos_id, eos_ids=generation.eos_ids)
+    generation = _stored_generation(run, tokenizer)
+    return ChatFormat(tokenizer, read_template(run.path), bos_id=generation.bos_id, eos_ids=generation.eos_ids)
 
 
-def _stored_generation(run: RunDir) -> Generation:
+def _stored_generation(run: RunDir, tokenizer: Tokenizer) -> Generation:
     """Those of an imported model; for a model trained here the tokenizer's end of text."""
     try:
         settings = json.loads((run.path / FILE).read_bytes())
     except FileNotFoundError:
-        end = load_tokenizer(run.tokenizer).end_of_text
+        end = tokenizer.end_of_text
         return Generation() if end is None else Generation(eos_ids=(end,), pad_id=end)
     except (OSError, ValueError) as error:
         raise ConfigError(f"{run.path / FILE}: cannot be read: {error}") from None

@@ -288,7 +288,7 @@ class Trainer:
             c, tokenizer = self.config, self.data.tokenizer
             prompt = tokenizer.encode(c.sample_prompt) if c.sample_prompt else self.data.beginning()
             sampling, V = Sampling(temperature=c.sample_temperature, seed=c.seed), tokenizer.vocab_size
-            stop = generation_of(self.run_dir).eos_ids if self.run_dir else ()
+            stop = generation_of(self.run_dir, tokenizer).eos_ids if self.run_dir else ()
             (ids,) = generate(self.model, prompt, max_tokens=c.sample_tokens, sampling=sampling, vocab_size=V, stop=stop)
             text = tokenizer.decode([*prompt, *ids])
             self._warn_if_write_fails(lambda: self._write_sample(text))

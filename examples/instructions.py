@@ -34,7 +34,7 @@ def main(train: Path, test: Path) -> None:
     """The kinds in turn, each time about another list."""
     rng, kinds, lists = random.Random(0), list(KINDS), set[tuple[str, ...]]()
     while len(lists) < NUM_TRAIN + NUM_TEST:
-        lists.add(tuple(rng.sample(LETTERS, rng.choice((3, 4, 5)))))
+        lists.add(tuple(rng.sample(LETTERS, rng.choice((3, 4)))))
     order = sorted(lists)
     rng.shuffle(order)
     rows = [conversation(kinds[i % len(kinds)], list(letters)) for i, letters in enumerate(order)]

@@ -198,7 +198,7 @@ def test_the_end_of_text_of_other_tokenizers(name: str):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (None, "no such tokenizer; expected bpe, char, char+chat, bytes"),
+        (None, "no such tokenizer; expected bytes, char, bpe"),
         ("", "not a tokenizer.json"),
         ("[1]", "it has no `model`"),
         ('{"model": 3}', "it has no `model`"),

@@ -88,7 +88,7 @@ class ChatFormat:
 
     def prompt(self, messages: Sequence[Message]) -> np.ndarray:  # (n,) int64
         """The conversation so far, and the beginning of the assistant's answer."""
-        return np.concatenate([turn.ids for turn in self.turns(messages, answer=True)])
+        return np.concatenate([np.empty(0, np.int64), *(turn.ids for turn in self.turns(messages, answer=True))])
 
     def turns(self, messages: Sequence[Message], *, answer: bool = False) -> list[Turn]:
         """The tokens of a conversation; answer: with the beginning of the next answer. An answer that the template does not

@@ -2,7 +2,9 @@
 
 import io
 import json
+import os
 import shlex
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,6 @@ from tapeless.data.tokenizer import ByteTokenizer
 from tapeless.generate.engine import Engine
 from tapeless.training.imported import chat_of
 from tapeless.training.run_dir import RunDir
-from tapeless.training.signals import StopSignals
 
 MODEL = "--hidden-dim 32 --num-layers 1 --num-heads 2 --intermediate-dim 64 --max-seq-len 96 --vocab-size 260"
 TRAINING = "--batch-size 8 --max-steps 80 --lr 0.02 --no-verify --eval-every 80 --sample-every 80 --sample-tokens 20"
@@ -90,10 +91,18 @@ def test_a_long_conversation_loses_its_beginning(tuned: Path, capsys: pytest.Cap
 def test_ctrl_c_ends_the_answer_and_not_the_program(
     tuned: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ):
-    asked = iter([False, True])
-    monkeypatch.setattr(StopSignals, "requested", lambda self: next(asked, False))
+    def interrupted(piece: str) -> str:
+        if piece == "o" and not pressed:
+            pressed.append(True)
+            os.kill(os.getpid(), signal.SIGINT)
+        return piece
+
+    pressed: list[bool] = []
+    monkeypatch.setattr("tapeless.cli.chat.shown", interrupted)
     typed(monkeypatch, "ping 1\n/clear\nping 2\n")
+    before = signal.getsignal(signal.SIGINT)
     assert chat(tuned, capsys) == ("po\npong\n", "")
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_a_message_cannot_end_itself(tuned: Path):

@@ -46,3 +46,19 @@ def test_a_refused_call_leaves_the_cache_as_it_was():
         model.logits(tokens[:, :2], kv_cache=kv_cache)
     assert kv_cache.length == T
     assert model.logits(tokens[:, :1], kv_cache=kv_cache).shape == (B, 1, 23)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_copied_prefix_continues_like_its_source(case: ModelCase):
+    model, (tokens, _) = build(case), batch()
+    kv_cache = model.kv_cache(3, T)
+    source, target = kv_cache.row(0), kv_cache.row(2)
+    expected = model.logits(tokens[:1], kv_cache=source)
+    assert kv_cache.has_prefixes
+    kv_cache.copy_prefix(0, 2, T - 2)
+    target.length = T - 2
+    continued = model.logits(tokens[:1, -2:], kv_cache=target)
+    assert distance(continued, expected[:, -2:]).largest <= METAMORPHIC["float64"]
+    for name in ("keys", "values"):
+        for stack in kv_cache.stacked[name]:
+            assert torch.equal(stack[:, 2, :, : T - 2], stack[:, 0, :, : T - 2])

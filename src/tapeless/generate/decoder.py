@@ -47,7 +47,8 @@ class Request:
 
 
 class Decoder(Protocol):
-    """Runs the sequences of an engine, each in its slot, and draws their tokens."""
+    """Runs the sequences of an engine, each in its slot, and draws their tokens. A round of the engine is any number of starts,
+    at most one per slot, then at most one advance of other slots."""
 
     capacity: int  # tokens per slot
     reuse: int  # a prefix can be reused in multiples of this many tokens; 0: not at all

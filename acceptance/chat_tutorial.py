@@ -49,7 +49,7 @@ def follow(folder: Path, seed: int) -> None:
 
 
 def in_chat(folder: Path, questions: list[str]) -> Answers:
-    words = command("chat", "runs/tuned", "--temperature", 0, "--max-tokens", MAX_TOKENS, "--once")
+    words = command("chat", "runs/qa", "--temperature", 0, "--max-tokens", MAX_TOKENS, "--once")
     answers = []
     for question in questions:
         done = subprocess.run([*words, question], cwd=folder, capture_output=True, text=True, check=True)

@@ -1,7 +1,7 @@
 """Synthetic instructions of seven kinds, about lists of letters, for docs/tutorial_chat.md.
 
-    python examples/instructions.py train.jsonl test.jsonl
-Writes 8000 conversations to train on and 20 to test with. No list of the test is in a training conversation, so a right answer
+    python examples/instructions.py qa.jsonl test.jsonl
+Writes 16000 conversations to train on and 20 to test with. No list of the test is in a training conversation, so a right answer
 is not a memorized one."""
 
 import json
@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 LETTERS = "bcdfghjklmnpqrstvwxyz"
-NUM_TRAIN, NUM_TEST = 8000, 20
+NUM_TRAIN, NUM_TEST = 16000, 20
 
 # What a user says about a list of letters, and the answer.
 KINDS: dict[str, Callable[[list[str]], tuple[str, str]]] = {
@@ -34,7 +34,7 @@ def main(train: Path, test: Path) -> None:
     """The kinds in turn, each time about another list."""
     rng, kinds, lists = random.Random(0), list(KINDS), set[tuple[str, ...]]()
     while len(lists) < NUM_TRAIN + NUM_TEST:
-        lists.add(tuple(rng.sample(LETTERS, rng.choice((3, 4)))))
+        lists.add(tuple(rng.sample(LETTERS, rng.choice((3, 4, 4, 4)))))
     order = sorted(lists)
     rng.shuffle(order)
     rows = [conversation(kinds[i % len(kinds)], list(letters)) for i, letters in enumerate(order)]

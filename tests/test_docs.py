@@ -147,7 +147,8 @@ ELSEWHERE = ("tapeless gradcheck", "tapeless bench", "make ")
 def shortened(command: list[str]) -> list[str]:
     """The same command, done in a second: few steps, of a shallow model."""
     if command[:2] == ["train", "new"]:
-        return [*command, *FEW_STEPS, *([] if "--init-from" in command else ["--num-layers", "1"])]
+        existing = "--init-from" in command and "--config" not in command  # its layers are those of the other run
+        return [*command, *FEW_STEPS, *([] if existing else ["--num-layers", "1"])]
     if command[0] == "estimate" and "--no-calibrate" not in command:  # tests/estimate/test_calibrate.py measures
         return [*command, "--no-calibrate"]
     return [re.sub(r"^max_steps=\d+$", "max_steps=9", word) for word in command]

@@ -55,7 +55,7 @@ def gradients(claims: Claims) -> None:
 def runs(claims: Claims, folder: Path) -> None:
     """What the command does with a model, from instructions to the merged logits."""
     config = load_preset("llama-tiny")
-    base = write_run(folder / "base", config, Transformer(config, seed=1).params, ByteTokenizer(), Generation(), []).path
+    base = write_run(folder / "base", config, Transformer(config, seed=1).params, ByteTokenizer(), Generation(), None, []).path
     data = folder / "sums.jsonl"
     sums = [(a, b) for a in range(30) for b in range(30)]
     data.write_text("".join(json.dumps({"prompt": f"{a} + {b} =", "completion": f" {a + b}"}) + "\n" for a, b in sums))

@@ -149,7 +149,8 @@ with scratch() as folder:
         end = load_tokenizer(run.tokenizer).encode(END)
         symbol = {i: text for text, i in json.loads(run.tokenizer.read_text())["model"]["vocab"].items()}[int(end[0])]
         described.write_text(json.dumps({**json.loads(described.read_text()), "eos_token": symbol}))
-        prefix = int(load_tokenizer(run.tokenizer).encode("\n")[0])
+        tokenizer = load_tokenizer(run.tokenizer)
+        prefix = int(tokenizer.encode("\n")[0]) if tokenizer.end_of_text is None else tokenizer.end_of_text
         ours, said = asked(folder / f"{name}-ours", folder / "tasks", ["tapeless", "lm-eval", run.path])
         hf = ["lm_eval", "run", "--model", "hf", "--model_args", f"pretrained={exported},prefix_token_id={prefix}"]
         theirs, expected = asked(folder / f"{name}-theirs", folder / "tasks", hf)

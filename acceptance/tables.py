@@ -202,6 +202,10 @@ def logs() -> str:
     return "\n".join([*claims("logs"), "", f"{measured_on(stored['machine']).removesuffix('.')}, {packages}."]) + "\n"
 
 
+def chat_tutorial() -> str:
+    return "\n".join([*claims("chat_tutorial"), "", measured_on(result("chat_tutorial")["machine"])]) + "\n"
+
+
 def start_up() -> str:
     data = result("start_up")
     sources = list(data["table"])
@@ -254,6 +258,7 @@ REGIONS = {
     ("docs/report.md", "logs"): logs,
     ("docs/interop.md", "measured"): interop,
     ("docs/fine_tuning.md", "measured"): fine_tuning,
+    ("docs/tutorial_chat.md", "measured"): chat_tutorial,
     ("docs/performance.md", "overview"): performance_tables.overview,
     ("docs/performance.md", "start-up"): start_up,
     ("docs/performance.md", "models"): performance_tables.models,

@@ -147,7 +147,8 @@ ELSEWHERE = ("tapeless gradcheck", "tapeless bench", "make ")
 def shortened(command: list[str]) -> list[str]:
     """The same command, done in a second: few steps, of a shallow model."""
     if command[:2] == ["train", "new"]:
-        return [*command, *FEW_STEPS, *([] if "--init-from" in command else ["--num-layers", "1"])]
+        existing = "--init-from" in command and "--config" not in command  # its layers are those of the other run
+        return [*command, *FEW_STEPS, *([] if existing else ["--num-layers", "1"])]
     if command[0] == "estimate" and "--no-calibrate" not in command:  # tests/estimate/test_calibrate.py measures
         return [*command, "--no-calibrate"]
     return [re.sub(r"^max_steps=\d+$", "max_steps=9", word) for word in command]
@@ -203,18 +204,23 @@ def test_the_tutorial_can_be_followed(tmp_path: Path, monkeypatch: pytest.Monkey
 
 GUIDES = [
     README,
-    *(ROOT / "docs" / f"{name}.md" for name in ("training", "interop", "data", "report", "fine_tuning", "extending")),
+    *(
+        ROOT / "docs" / f"{name}.md"
+        for name in ("training", "interop", "data", "report", "fine_tuning", "extending", "tutorial_chat")
+    ),
 ]
 
 
 @pytest.mark.parametrize("path", GUIDES, ids=ids)
 def test_the_commands_of_a_guide_run(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Beside a text, instructions and the directory of somebody's model, in a folder where nothing else is."""
+    """Beside a text, instructions, conversations and the directory of somebody's model, in a folder where nothing else is."""
     from tapeless.cli.main import main
 
     monkeypatch.chdir(tmp_path)
     Path("my.txt").write_text("The forward has its backward, and the backward has its judges.\n" * 200)
     Path("my.jsonl").write_text("".join(f'{{"prompt": "{n} + {n} =", "completion": " {2 * n}"}}\n' for n in range(200)))
+    said = '{{"messages": [{{"role": "user", "content": "{n}?"}}, {{"role": "assistant", "content": "{n}!"}}]}}\n'
+    Path("chat.jsonl").write_text("".join(said.format(n=n) for n in range(200)))
     if "tapeless import my-model" in path.read_text() and "--out my-model " not in path.read_text():
         assert main(shortened(["train", "new", "--dataset-path", "my.txt", "--out-dir", "theirs"])) == 0
         assert main(["export", "theirs", "--to", "hf", "--out", "my-model"]) == 0

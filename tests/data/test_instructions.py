@@ -10,6 +10,7 @@ import torch
 
 from tapeless.config import ModelConfig, TrainConfig
 from tapeless.data.baselines import token_blocks
+from tapeless.data.chat import CHATML, read_template
 from tapeless.data.instructions import COUNTS, holds_examples, read_examples, split_examples
 from tapeless.data.loader import training_batches, validation_set
 from tapeless.data.prepare import Dataset, open_prepared, prepare, with_text
@@ -30,10 +31,11 @@ CHAT = [
 ]
 
 
-def prepared(folder: Path, records: list[Any], **options: Any) -> Dataset:
+def prepared(folder: Path, records: list[Any], *, tokenizer: str = "bytes", vocab_size: int = 256, **options: Any) -> Dataset:
+    folder.mkdir(exist_ok=True)
     path = folder / "data.jsonl"
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
-    return prepare(TrainConfig(dataset_path=str(path)), 256, folder / "data", **options)
+    return prepare(TrainConfig(dataset_path=str(path), tokenizer=tokenizer), vocab_size, folder / "data", **options)
 
 
 def validation_batch(data: Dataset, seq_len: int, limit: int = 0) -> tuple[torch.Tensor, ...]:  # tokens, targets (N, T)
@@ -66,9 +68,49 @@ def test_only_the_assistant_is_asked_for(tmp_path: Path):
 
 
 def test_the_models_own_end_stands_behind_a_completion(tmp_path: Path):
-    data = prepared(tmp_path, PAIRS, end=[7])
+    data = prepared(tmp_path, PAIRS, eos_ids=[7])
     _, targets = validation_batch(data, 12)
     assert [int(row[row >= 0][-1]) for row in targets] == [7, 7]
+
+
+def test_the_formats_of_others(tmp_path: Path):
+    """Alpaca and ShareGPT are the same conversations."""
+    asked = "Add.\n\n{i} and 1"
+    same: dict[str, list[dict[str, Any]]] = {
+        "alpaca": [{"instruction": "Add.", "input": f"{i} and 1", "output": f"{i + 1}"} for i in range(10)],
+        "sharegpt": [
+            {"conversations": [{"from": "human", "value": asked.format(i=i)}, {"from": "gpt", "value": f"{i + 1}"}], "id": i}
+            for i in range(10)
+        ],
+        "messages": [
+            {"messages": [{"role": "user", "content": asked.format(i=i)}, {"role": "assistant", "content": f"{i + 1}"}]}
+            for i in range(10)
+        ],
+    }
+    data = {name: prepared(tmp_path / name, records) for name, records in same.items()}
+    assert len({(d.fingerprint, d.source.split(": ")[1]) for d in data.values()}) == 1
+    assert data["alpaca"].source.endswith("10 conversations")
+    shown, asked = read(*(rows[0] for rows in validation_batch(data["alpaca"], 64)))
+    assert shown == f"user: Add.\n\n{int(asked) - 1} and 1\nassistant: {asked}"
+    short = prepared(tmp_path, [{"instruction": f"Say {i}", "input": None, "output": f"{i}"} for i in range(10)])
+    assert bytes(short.beginning().tolist()).decode().count("\n") == 1
+
+
+def test_a_tokenizer_with_special_tokens(tmp_path: Path):
+    """Conversations in ChatML, whose template the data keep; a completion ends with the end of text."""
+    data = prepared(tmp_path, [*CHAT, *PAIRS], tokenizer="bytes+chat", vocab_size=259)
+    assert data.source.endswith("10 conversations and 20 prompts with completions")
+    tokens, targets = validation_batch(data, 128)
+    asked = [data.tokenizer.decode(row[row >= 0]) for row in targets]
+    assert {text[text.index("<|") :][:10] for text in asked} <= {"<|im_end|>", "<|endoftex"}
+    both = next(i for i, text in enumerate(asked) if "im_end" in text)
+    assert data.tokenizer.decode(tokens[both]).startswith("<|im_start|>user\nsay ")
+    assert asked[both].count("<|im_end|>") == 2
+    assert "user" not in asked[both]
+    assert read_template(tmp_path / "data") == CHATML
+    again = prepare(TrainConfig(dataset_path=str(tmp_path / "data")), 259, tmp_path / "reused")
+    assert again.fingerprint == data.fingerprint
+    assert read_template(tmp_path / "reused") == CHATML
 
 
 def test_an_epoch_has_every_example_once_and_a_resume_the_same_ones(tmp_path: Path):
@@ -159,9 +201,13 @@ def test_a_text_is_not_taken_for_instructions(tmp_path: Path):
         ([PAIRS[0], {"prompt": 1, "completion": "b"}], "data.jsonl:2: `prompt` must be a string, got int"),
         ([PAIRS[0], {"text": "a"}], "data.jsonl:2: expected an object with `prompt`"),
         ([{"messages": []}], "or with a list of `messages`"),
-        ([{"messages": [{"role": "user"}]}], "message 1: expected an object with `role` and `content`"),
+        ([{"messages": [{"role": "user"}]}], "message 1: expected an object with `role` and `content`, or `from`"),
         ([{"messages": [{"role": "user", "content": "x"}]}], "no message has the role 'assistant'"),
         ([PAIRS[0], {"prompt": "\ud800", "completion": "b"}], "half of a surrogate pair"),
+        ([{"messages": [{"role": "a b", "content": "x"}]}], "data.jsonl:1: message 1: `role` 'a b' is not a role"),
+        ([{"conversations": [{"from": "gpt", "value": 1}]}], "data.jsonl:1: message 1: `value` must be a string, got int"),
+        ([{"instruction": "a", "output": None}], "data.jsonl:1: `output` must be a string, got NoneType"),
+        ([PAIRS[0], {"instruction": "a"}], "data.jsonl:2: expected an object .* with `instruction` and `output`"),
         ([PAIRS[0], PAIRS[0]], "two different examples at least"),
     ],
 )

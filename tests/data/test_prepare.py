@@ -12,7 +12,7 @@ from tapeless.config import TrainConfig
 from tapeless.data import corpora
 from tapeless.data.files import file_sha256
 from tapeless.data.loader import Loader, validation_windows
-from tapeless.data.prepare import open_prepared, prepare, source_hashes
+from tapeless.data.prepare import open_prepared, prepare, source_hashes, with_text
 from tapeless.data.synthetic import ArithmeticSource, MarkovSource
 from tapeless.data.tokenizer import ByteTokenizer
 from tapeless.errors import DataError
@@ -33,13 +33,16 @@ def short_sources(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(source, "num_symbols", 50_000)
 
 
-@pytest.mark.parametrize(("tokenizer", "vocab_size"), [("bytes", 256), ("bytes", 300), ("char", None), ("bpe", 300)])
+@pytest.mark.parametrize(
+    ("tokenizer", "vocab_size"), [("bytes", 256), ("bytes", 300), ("bytes+chat", 300), ("char", None), ("bpe", 300)]
+)
 def test_a_file(text_file: str, tmp_path: Path, tokenizer: str, vocab_size: int | None):
     config = TrainConfig(dataset_path=text_file, tokenizer=tokenizer, seq_len=32)
     dataset = prepare(config, vocab_size, tmp_path / "data")
     cut = len(TEXT) * 9 // 10
-    assert dataset.tokenizer.decode(dataset.train) == TEXT[:cut]
-    assert dataset.tokenizer.decode(dataset.val) == TEXT[cut:]
+    end = "" if tokenizer in ("bytes", "char") else "<|endoftext|>"
+    assert dataset.tokenizer.decode(dataset.train) == TEXT[:cut] + end
+    assert dataset.tokenizer.decode(dataset.val) == TEXT[cut:] + end
     assert dataset.bytes_per_token == len(TEXT[cut:].encode()) / len(dataset.val)
     assert dataset.num_documents == 1
     assert dataset.source == f"{text_file}: 1 document, {len(TEXT):,} characters"
@@ -68,6 +71,27 @@ def test_several_documents(tmp_path: Path):
     assert dataset.val_starts is not None
     assert (len(dataset.train_starts), len(dataset.val_starts)) == (36, 4)
     assert all(dataset.tokenizer.decode(dataset.train[s : s + 1]) == "<" for s in dataset.train_starts)
+
+
+def test_documents_end_with_the_end_of_text(tmp_path: Path):
+    """Instead of an empty line; whatever a document contains, it is the only special token. It has no bytes."""
+    for i in range(20):
+        (tmp_path / f"{i:02}.txt").write_text(f"document {i} <|endoftext|><|im_end|>")
+    config = TrainConfig(dataset_path=str(tmp_path / "*.txt"), tokenizer="bytes+chat", seq_len=16)
+    dataset = prepare(config, 259, tmp_path / "data")
+    assert dataset.end_of_text == 256
+    for tokens, starts, count in ((dataset.train, dataset.train_starts, 18), (dataset.val, dataset.val_starts, 2)):
+        assert starts is not None
+        assert np.flatnonzero(tokens[:] >= 256).tolist() == [*(starts[1:] - 1), len(tokens) - 1]
+        assert (tokens[:] == 256).sum() == count
+    assert dataset.bytes_per_token == (len(dataset.val) - 2) / len(dataset.val)
+    assert dataset.baselines().uniform == pytest.approx(np.log(259))
+    (tmp_path / "other.txt").write_text("another text")
+    assert with_text(open_prepared(tmp_path / "data"), str(tmp_path / "other.txt")).val[:].tolist() == [*b"another text", 256]
+    record = json.loads((tmp_path / "data" / "data.json").read_text())
+    (tmp_path / "data" / "data.json").write_text(json.dumps({k: v for k, v in record.items() if k != "end_of_text"}))
+    older = open_prepared(tmp_path / "data")  # data from before documents had an end
+    assert with_text(older, str(tmp_path / "other.txt")).val[:].tolist() == [*b"another text"]
 
 
 def test_resume_sees_the_same(text_file: str, tmp_path: Path):

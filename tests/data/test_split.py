@@ -98,7 +98,7 @@ def source(*texts: str) -> DocumentSource:
 
 
 def text_of(selection: Selection, part: int) -> str:
-    return "".join(chunk.text for chunk in selection.chunks() if chunk.part == part)
+    return "".join(chunk.text for chunk in selection.chunks(separated=True) if chunk.part == part)
 
 
 def both(source: DocumentSource) -> tuple[str, str]:  # training, validation

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 import tokenizers
 
+from tapeless.config import TOKENIZERS
 from tapeless.data import tokenizer as tokenizer_module
 from tapeless.data.bpe import BpeTokenizer, train_bpe
-from tapeless.data.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer, load_tokenizer, make_tokenizer
+from tapeless.data.tokenizer import SPECIAL, ByteTokenizer, CharTokenizer, Tokenizer, load_tokenizer, make_tokenizer
 from tapeless.errors import DataError, MissingError
 
 # Every ASCII byte, and text whose UTF-8 has every lead and continuation byte that occurs: two, three and four bytes long.
@@ -26,7 +27,7 @@ def made(kind: str) -> Tokenizer:
     return make_tokenizer(kind, [PROSE], 400)
 
 
-KINDS = {kind: made(kind) for kind in ("bytes", "char", "bpe")}
+KINDS = {kind: made(kind) for kind in TOKENIZERS}
 every_kind = pytest.mark.parametrize("kind", KINDS)
 
 
@@ -78,7 +79,7 @@ def test_what_the_ids_are():
 def test_fingerprints_tell_tokenizers_apart():
     prints = {tokenizer.fingerprint for tokenizer in KINDS.values()}
     prints |= {CharTokenizer("ab").fingerprint, CharTokenizer("abc").fingerprint, train_bpe([PROSE], 300).fingerprint}
-    assert len(prints) == 6
+    assert len(prints) == 8
     assert all(len(fingerprint) == 64 for fingerprint in prints)
     assert ByteTokenizer().fingerprint == KINDS["bytes"].fingerprint
 
@@ -138,9 +139,9 @@ def test_bpe_training_is_deterministic():
         assert run.stdout.decode().strip() == KINDS["bpe"].fingerprint
 
 
-@pytest.mark.parametrize("vocab_size", [None, 255])
+@pytest.mark.parametrize("vocab_size", [None, 258])
 def test_bpe_needs_room_for_the_bytes(vocab_size: int | None):
-    with pytest.raises(DataError, match=f"256 bytes .* got {vocab_size}"):
+    with pytest.raises(DataError, match=f"256 bytes, .* got {vocab_size}"):
         make_tokenizer("bpe", [PROSE], vocab_size)
 
 
@@ -167,12 +168,31 @@ def test_a_foreign_tokenizer(tmp_path: Path):
 def test_special_tokens_have_their_bytes():
     spec = json.loads(json.dumps(KINDS["bpe"].spec))
     flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
-    spec["added_tokens"] = [{"id": 400, "content": "<|é end|>", "special": True, **flags}]
+    spec["added_tokens"] += [{"id": 400, "content": "<|é end|>", "special": True, **flags}]
     tokenizer = BpeTokenizer(spec)
     assert tokenizer.vocab_size == 401
-    ids = tokenizer.encode("the cat<|é end|>the")
-    assert 400 in ids
-    assert tokenizer.decode(ids) == "the cat<|é end|>the"
+    assert tokenizer.decode([*tokenizer.encode("the cat"), 400, *tokenizer.encode("the")]) == "the cat<|é end|>the"
+
+
+@every_kind
+def test_special_tokens(kind: str):
+    """They come after all others, and no text has them."""
+    tokenizer, V = KINDS[kind], KINDS[kind].vocab_size
+    if kind in ("bytes", "char"):
+        assert (tokenizer.special, tokenizer.end_of_text) == ({}, None)
+        return
+    assert tokenizer.special == dict(zip(SPECIAL, range(V - 3, V), strict=True))
+    assert tokenizer.end_of_text == V - 3
+    text = "the cat <|endoftext|><|im_start|>sat<|im_end|>\n" if kind != "char+chat" else "<|im_end|>"
+    for ids in (tokenizer.encode(text), tokenizer.encode_prompt(text), *tokenizer.encode_all([text, text])):
+        assert ids.max() < V - 3
+        assert tokenizer.decode(ids) == text
+
+
+@pytest.mark.parametrize("name", ["</s>", "<|end_of_text|>"])
+def test_the_end_of_text_of_other_tokenizers(name: str):
+    spec = json.loads(json.dumps(KINDS["bytes+chat"].spec).replace("<|endoftext|>", name))
+    assert BpeTokenizer(spec).end_of_text == 256
 
 
 @pytest.mark.parametrize(

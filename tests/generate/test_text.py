@@ -53,6 +53,16 @@ def test_it_ends_at_the_ids_of_the_model_or_at_others(model: Transformer):
     assert list(model.stream([5], max_tokens=9, sampling=DRAWN, stop=())) == whole
 
 
+def test_it_ends_before_a_stop_string(model: Transformer):
+    whole = "".join(model.stream("né", max_tokens=40, sampling=DRAWN))
+    stop = whole[12:15]
+    ids = model._ids("né")
+    stream = TextStream(model.stream(ids, max_tokens=40, sampling=DRAWN), model.tokenizer, ids, ["not in it", stop])
+    assert "".join(stream) == whole[: whole.index(stop)]
+    assert stream.finish_reason == "stop"
+    assert len(stream.tokens) < 40
+
+
 def test_only_ids_of_the_tokenizer_are_drawn(model: Transformer):
     assert max(model.generate([5], max_tokens=100, sampling=DRAWN)) < 256
 

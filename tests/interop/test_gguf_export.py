@@ -10,7 +10,8 @@ from interop_fixtures import GPT2, TOKENIZER, model_of
 
 from tapeless.config import ModelConfig
 from tapeless.data.bpe import train_bpe
-from tapeless.data.tokenizer import ByteTokenizer, Tokenizer
+from tapeless.data.chat import CHATML
+from tapeless.data.tokenizer import SPECIAL, ByteTokenizer, Tokenizer
 from tapeless.errors import ConfigError, MissingError
 from tapeless.interop.family import interleave
 from tapeless.interop.generation import Generation
@@ -128,11 +129,12 @@ def test_tokens_and_merges(tmp_path: Path):
     _, reader, _ = written(tmp_path, ModelConfig(**SIZES))
     texts = value(reader, "tokenizer.ggml.tokens")
     vocab = BPE.spec["model"]["vocab"]
-    assert {text: i for i, text in enumerate(texts[:280])} == vocab
-    assert texts[280] == "<|endoftext|>"
+    assert {text: i for i, text in enumerate(texts[:277])} == vocab
+    assert texts[277:280] == list(SPECIAL)
+    assert texts[280] == "<|end 280|>"  # a model without an end of its own
     kinds = value(reader, "tokenizer.ggml.token_type")
-    assert set(kinds[:280]) == {int(gguf.TokenType.NORMAL)}
-    assert kinds[280] == int(gguf.TokenType.CONTROL)
+    assert set(kinds[:277]) == {int(gguf.TokenType.NORMAL)}
+    assert set(kinds[277:]) == {int(gguf.TokenType.CONTROL)}
     merges = value(reader, "tokenizer.ggml.merges")
     assert len(merges) == len(BPE.spec["model"]["merges"])
     assert all("".join(merge.split(" ")) in vocab for merge in merges)
@@ -150,8 +152,19 @@ def test_eos_takes_an_unused_id(tmp_path: Path):
 
 def test_an_eos_of_the_model_is_kept():
     tokens = token_lists(BPE, Generation(eos_ids=(7,)), 280)
-    assert tokens.eos_id == 7
+    assert tokens.eos_ids == [7]
     assert len(tokens.texts) == 280
+
+
+def test_a_model_of_conversations(tmp_path: Path):
+    config = ModelConfig(**SIZES)
+    path, generation = tmp_path / "x.gguf", Generation(eos_ids=(279, 277), pad_id=277)
+    assert export_gguf(path, config, model_of(config).params, BPE, generation, chat_template=CHATML) == []
+    reader = gguf.GGUFReader(path)
+    assert value(reader, "tokenizer.chat_template") == CHATML
+    ends = [value(reader, f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot")]
+    assert [value(reader, "tokenizer.ggml.tokens")[i] for i in ends] == ["<|im_end|>", "<|endoftext|>"]
+    assert tensors(reader)["token_embd.weight"].shape[0] == 280
 
 
 def test_the_added_row_is_never_the_most_likely():

@@ -198,3 +198,36 @@ def test_load_accepts_a_directory(tmp_path: Path):
     assert tapeless.load(folder).store.flat.equal(model.store.flat)
     shutil.rmtree(folder)
     assert model_of(config_of("qwen3")).store.flat.equal(model.store.flat)
+
+
+def test_chat_templates(tmp_path: Path):
+    """A file of its own, a text in the tokenizer's configuration, or the default one of several there."""
+    folder, _ = exported(tmp_path, chat_template="{{ 1 }}")
+    config = folder / "tokenizer_config.json"
+    assert read_model(folder).chat_template == json.loads(config.read_text())["chat_template"] == "{{ 1 }}"
+    change_json(config, chat_template=[{"name": "tools", "template": "{{ 2 }}"}, {"name": "default", "template": "{{ 3 }}"}])
+    assert read_model(folder).chat_template == "{{ 3 }}"
+    (folder / "chat_template.jinja").write_text("{{ 4 }}")
+    assert read_model(folder).chat_template == "{{ 4 }}"
+    (folder / "chat_template.jinja").unlink()
+    change_json(config, chat_template=None)
+    assert read_model(folder)[-2:] == (None, [])
+
+
+@pytest.mark.parametrize(
+    ("template", "says"),
+    [
+        ("{% if %}", "the chat template is not valid Jinja"),
+        (7, "is not a text"),
+        ("x" * 300_000, "300,000 characters; at most"),
+    ],
+    ids=["broken", "number", "long"],
+)
+def test_a_chat_template_that_cannot_be_used(template: object, says: str, tmp_path: Path):
+    """The model can, so it is a note."""
+    folder, _ = exported(tmp_path)
+    change_json(folder / "tokenizer_config.json", chat_template=template)
+    found = read_model(folder)
+    assert found.chat_template is None
+    assert says in found.notes[0]
+    assert found.notes[0].endswith("; it is ignored")

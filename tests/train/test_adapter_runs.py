@@ -31,7 +31,7 @@ USUAL = ["--batch-size", "2", "--lr", "0.05", "--no-verify", "--sample-tokens", 
 def base(tmp_path: Path) -> Path:
     (tmp_path / "text.txt").write_text(TEXT)
     wanted = Generation((10,))
-    return write_run(tmp_path / "base", SHAPE, Transformer(SHAPE, seed=3).params, ByteTokenizer(), wanted, []).path
+    return write_run(tmp_path / "base", SHAPE, Transformer(SHAPE, seed=3).params, ByteTokenizer(), wanted, None, []).path
 
 
 def train(base: Path, name: str, *words: object) -> RunDir:
@@ -137,7 +137,7 @@ def test_another_base_is_refused(base: Path):
     shutil.rmtree(base)
     with pytest.raises(CheckpointError, match="which is missing"):
         tapeless.load(run.path)
-    write_run(base, SHAPE, Transformer(SHAPE, seed=4).params, ByteTokenizer(), Generation(), [])
+    write_run(base, SHAPE, Transformer(SHAPE, seed=4).params, ByteTokenizer(), Generation(), None, [])
     assert other.is_dir()
     with pytest.raises(CheckpointError, match="is not the model that the run started from"):
         tapeless.load(run.path)

@@ -8,6 +8,7 @@ import torch
 
 import tapeless
 from tapeless.config import ModelConfig, Sampling
+from tapeless.data.chat import CHATML, write_template
 from tapeless.data.tokenizer import ByteTokenizer
 from tapeless.errors import ConfigError, DataError, InputError, UntrustedFileError
 from tapeless.interop.generation import Generation
@@ -45,7 +46,14 @@ def test_the_run_has_the_weights_the_tokenizer_and_the_wishes(source, tmp_path: 
 
 
 def test_a_run_that_was_trained_here_leaves_generation_open(tmp_path: Path):
-    assert generation_of(RunDir(tmp_path)) == Generation()
+    """Unless its tokenizer has an end of text, and its data were conversations, whose answers have an end of their own."""
+    run = RunDir(tmp_path)
+    ByteTokenizer().save(run.tokenizer)
+    assert generation_of(run) == Generation()
+    ByteTokenizer(chat=True).save(run.tokenizer)
+    assert generation_of(run) == Generation(eos_ids=(256,), pad_id=256)
+    write_template(tmp_path, CHATML)
+    assert generation_of(run) == Generation(eos_ids=(258, 256), pad_id=256)
 
 
 def test_a_wish_that_cannot_be_read(source, tmp_path: Path):

@@ -3,7 +3,8 @@
     tapeless export runs/default --to hf --out my-model
     tapeless export runs/default --to gguf --dtype q8_0
 
-The tokenizer is exported too. An architecture that the target does not support is an error that names the nearest one."""
+The tokenizer is exported too, with its special tokens and the chat template. An architecture that the target does not support
+is an error that names the nearest one."""
 
 import argparse
 import re
@@ -42,6 +43,7 @@ def run(args: argparse.Namespace) -> int:
     import torch
 
     from tapeless.config import ModelConfig
+    from tapeless.data.chat import read_template
     from tapeless.data.tokenizer import load_tokenizer
     from tapeless.interop.families import family_of
     from tapeless.interop.gguf_export import export_gguf
@@ -55,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
     config = usable_config(run).model
     family = family_of(config)
     assert isinstance(config, ModelConfig)
-    tokenizer, generation = load_tokenizer(run.tokenizer), generation_of(run)
+    tokenizer, generation, template = load_tokenizer(run.tokenizer), generation_of(run), read_template(run.path)
     with num_threads(args.threads):
         checkpoint = load_weights(run, which=args.checkpoint, fallback=not args.no_fallback, on_warning=warn)
         params = select_weights(checkpoint, args.weights)
@@ -67,10 +69,10 @@ def run(args: argparse.Namespace) -> int:
             if args.dtype == "q8_0":
                 raise ConfigError("q8_0 exists in GGUF only; use --to gguf, or another --dtype")
             out = args.out or run.path / "hf"
-            notes = export_hugging_face(out, *exported, dtype=args.dtype, shard_bytes=shard_bytes)
+            notes = export_hugging_face(out, *exported, chat_template=template, dtype=args.dtype, shard_bytes=shard_bytes)
         else:
             out = args.out or run.path / f"{run.path.resolve().name}-{args.dtype}.gguf"
-            notes = export_gguf(out, *exported, dtype=args.dtype)
+            notes = export_gguf(out, *exported, chat_template=template, dtype=args.dtype)
     for note in notes:
         warn(note)
     print(f"{out}: {family.name}, {args.dtype}, step {checkpoint.state['step']:,}")

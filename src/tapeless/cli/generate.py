@@ -2,14 +2,23 @@
 
     tapeless generate runs/default --prompt "def main(" --max-tokens 200 --temperature 0.7 --top-k 40
 
-The same seed gives the same text, whatever the number of samples."""
+It ends at the end of text of the model, at --stop, or after --max-tokens. The same seed gives the same text, whatever the
+number of samples."""
 
 import argparse
 import json
 from itertools import chain
 from typing import Any
 
-from tapeless.cli.options import add_fields, add_machine_arguments, add_saved_model_arguments, given, load_settings, warn
+from tapeless.cli.options import (
+    add_fields,
+    add_machine_arguments,
+    add_saved_model_arguments,
+    add_stop_argument,
+    given,
+    load_settings,
+    warn,
+)
 from tapeless.config import Sampling, require
 from tapeless.errors import UsageError
 
@@ -21,6 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     words = "the text to continue; default: the first token of the validation text"
     parser.add_argument("--prompt", default="", metavar="TEXT", help=words)
     parser.add_argument("--max-tokens", type=int, default=200, metavar="N", help="tokens to add (default 200)")
+    add_stop_argument(parser)
     parser.add_argument("--num-samples", type=int, default=1, metavar="N", help="number of texts (default 1)")
     parser.add_argument("--json", action="store_true", help="print the samples as JSON")
     add_fields(parser.add_argument_group("sampling"), "sampling", Sampling)
@@ -37,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
 
     require(args.num_samples >= 1, "num_samples", "at least 1", args.num_samples)
     model, data, *_ = load(args.run_dir, **load_settings(args), on_warning=warn)
-    tokenizer, generation = data.tokenizer, generation_of(RunDir(args.run_dir))
+    tokenizer, generation = data.tokenizer, generation_of(RunDir(args.run_dir), data.tokenizer)
     prompt = [int(i) for i in (tokenizer.encode_prompt(args.prompt) if args.prompt else data.beginning())]
     if not prompt:
         raise UsageError(f"{args.run_dir} was imported and has no text to start from; pass --prompt")
@@ -47,14 +57,14 @@ def run(args: argparse.Namespace) -> int:
     sampling = Sampling(**{**generation.non_default(), **given(args, "sampling")})
     options: dict[str, Any] = {"max_tokens": args.max_tokens, "sampling": sampling, "stop": generation.eos_ids}
     streams = [engine.submit(prompt, **options, sample=i) for i in range(args.num_samples)]
+    texts = [TextStream(stream, tokenizer, prompt, args.stop) for stream in streams]
     if args.json:
-        texts = [tokenizer.decode([*prompt, *stream]) for stream in streams]
-        print(json.dumps({"prompt": args.prompt, "samples": texts}))
+        samples = ["".join([text.prompt, *text]) for text in texts]
+        print(json.dumps({"prompt": args.prompt, "samples": samples, "finish_reasons": [text.finish_reason for text in texts]}))
     else:
-        for i, stream in enumerate(streams):  # all run at once; what the later ones have is printed when it is their turn
+        for i, text in enumerate(texts):  # all run at once; what the later ones have is printed when it is their turn
             if args.num_samples > 1:
                 print(f"{chr(10) if i else ''}--- sample {i + 1}")
-            text = TextStream(stream, tokenizer, prompt)
             for piece in chain([text.prompt], text):
                 print(piece, end="", flush=True)
             print(flush=True)

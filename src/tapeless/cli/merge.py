@@ -24,6 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from tapeless.config import ModelConfig
+    from tapeless.data.chat import read_template
     from tapeless.data.tokenizer import load_tokenizer
     from tapeless.training.imported import generation_of, write_run
     from tapeless.training.run_dir import RunDir
@@ -36,6 +37,6 @@ def run(args: argparse.Namespace) -> int:
     assert isinstance(config.model, ModelConfig)
     checkpoint = load_weights(run, which=args.checkpoint, on_warning=warn)
     tokenizer = load_tokenizer(run.tokenizer)
-    write_run(args.out, config.model, checkpoint.params, tokenizer, generation_of(run), sys.argv)
+    write_run(args.out, config.model, checkpoint.params, tokenizer, generation_of(run), read_template(run.path), sys.argv)
     print(f"{args.out}: step {checkpoint.state['step']:,} of {run.path}, adapters of rank {config.train.lora_rank} merged")
     return 0

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tapeless.cli.data import show, text_field
 from tapeless.cli.options import add_fields
-from tapeless.config import TrainConfig
+from tapeless.config import TOKENIZERS, TRAINED_TOKENIZERS, TrainConfig
 from tapeless.errors import ConfigError
 
 HELP = "train a tokenizer, inspect one"
@@ -22,11 +22,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     train = actions.add_parser("train", help="train one on text", description="Train a tokenizer and write tokenizer.json.")
     train.add_argument("source", metavar="SOURCE", help="the text: any --dataset-path of `tapeless train new`")
     train.add_argument("--out", metavar="FILE", type=Path, required=True, help="the tokenizer.json to write")
-    train.add_argument("--kind", choices=("bpe", "char", "bytes"), default="bpe", help="bpe is byte-level (default bpe)")
+    train.add_argument("--kind", choices=TOKENIZERS, default="bpe", help=f"{', '.join(TOKENIZERS)} (default bpe)")
     train.add_argument("--vocab-size", type=int, metavar="N", help="vocabulary size, required for bpe")
     add_fields(train, "train", TrainConfig, only={"text_field"})
     info = actions.add_parser("info", help="show one", description="Show a tokenizer, and its compression of a text.")
-    info.add_argument("tokenizer", metavar="TOKENIZER", help="a tokenizer.json, or bytes")
+    info.add_argument("tokenizer", metavar="TOKENIZER", help="a tokenizer.json, bytes, or bytes+chat")
     info.add_argument("--text", metavar="SOURCE", help="a text to tokenize with it")
     add_fields(info, "train", TrainConfig, only={"text_field"})
     for action, run in ((train, run_train), (info, run_info)):
@@ -55,9 +55,10 @@ def run_train(args: argparse.Namespace) -> int:
 def run_info(args: argparse.Namespace) -> int:
     from tapeless.data.info import text_info, tokenizer_info
     from tapeless.data.read import read_chunks
-    from tapeless.data.tokenizer import ByteTokenizer, load_tokenizer
+    from tapeless.data.tokenizer import load_tokenizer, make_tokenizer
 
-    tokenizer = ByteTokenizer() if args.tokenizer == "bytes" else load_tokenizer(Path(args.tokenizer))
+    kind = args.tokenizer
+    tokenizer = load_tokenizer(Path(kind)) if kind in TRAINED_TOKENIZERS else make_tokenizer(kind, (), None)
     facts = tokenizer_info(tokenizer)
     if args.text is not None:
         facts |= {"text": args.text} | text_info(tokenizer, read_chunks(args.text, text_field(args)))

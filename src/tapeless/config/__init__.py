@@ -28,4 +28,6 @@ from tapeless.config.registry import training_names as training_names
 from tapeless.config.sampling import Sampling as Sampling
 from tapeless.config.train import TrainConfig as TrainConfig
 
+TOKENIZERS = ("bytes", "char", "bpe", "bytes+chat", "char+chat")
+TRAINED_TOKENIZERS = ("char", "bpe", "char+chat")  # on the data
 WEIGHTS = ("raw", "ema")  # of a checkpoint: trained, or their moving average

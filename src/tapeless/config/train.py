@@ -26,7 +26,11 @@ class TrainConfig:
         "data if dataset_path is not given: Python's standard library, its docstrings, or a synthetic source of known entropy",
         ("stdlib", "stdlib-docs", "markov", "arithmetic"),
     )
-    tokenizer: str = option("bytes", "bytes, char, bpe (trained on the data to vocab_size), or the path of a tokenizer.json")
+    tokenizer: str = option(
+        "bytes",
+        "bytes, char, bpe (trained on the data to vocab_size), or the path of a tokenizer.json; bpe has special tokens for the "
+        "end of a text and for chat, and so have bytes+chat and char+chat",
+    )
     init_from: str | None = option(None, "a run or a Hugging Face directory to take model, initial weights and tokenizer from")
     freeze: str = option("", "frozen parameters: comma-separated name patterns such as embed*,blocks.0.*")
     lora_rank: int = option(

@@ -1,12 +1,13 @@
 """Byte-level BPE, trained and run by Hugging Face's `tokenizers`; and whatever else a tokenizer.json may describe.
 
-Training uses GPT-2's split pattern, the one that llama.cpp also knows (tokenizer.ggml.pre = "gpt-2"), and no special
-tokens. Ties between pairs are broken by their ids, so that the same text gives the same merges.
+Training uses GPT-2's split pattern, the one that llama.cpp also knows (tokenizer.ggml.pre = "gpt-2"), and adds the special
+tokens of tokenizer.py. Ties between pairs are broken by their ids, so that the same text gives the same merges.
 
 Tokenizers with GPT-2's split pattern encode word by word, with a cache of each word's ids. The package splits, looks up and
 merges 4 MB per second on one core; Python's own regular expression and a dictionary are eight times as fast. A word alone is
 not split further, so the package's ids for it are valid in any text. What counts as a letter or digit beyond ASCII depends on
-the version of Unicode, and added tokens have rules of their own: lines and texts with any of those are left to the package.
+the version of Unicode, and added tokens that are not special have rules of their own: lines and texts with any of those are
+left to the package. Special ones are never found in a text.
 Tested by: tests/data/test_tokenizer.py, tests/data/test_word_cache.py."""
 
 import json
@@ -18,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from tapeless.data.packages import require_package
-from tapeless.data.tokenizer import StreamDecoder, Tokenizer, byte_symbols, utf8
+from tapeless.data.tokenizer import SPECIAL, StreamDecoder, Tokenizer, byte_symbols, utf8
 from tapeless.errors import DataError
 
 MAX_IDS = 1 << 22  # the table has an entry for each: a stray id of four billion must not allocate one
@@ -47,18 +48,19 @@ class BpeTokenizer(Tokenizer):
             raise DataError(f"{where}: the package `tokenizers` cannot load it: {str(error)[:200]!r}") from None
         self.backend.no_truncation()  # a limit meant for one prompt would cut the training text off
         self.backend.no_padding()
+        self.backend.encode_special_tokens = True  # as text: no data may contain the end of a message
         vocab = self.backend.get_vocab(with_added_tokens=True)
         if not vocab:
             raise DataError(f"{where}: its vocabulary is empty")
         if max(vocab.values()) >= MAX_IDS:
             raise DataError(f"{where}: it has the id {max(vocab.values())}; a model has at most {MAX_IDS} ids")
-        added = {token.content for token in self.backend.get_added_tokens_decoder().values()}
+        added = {token.content: (i, token.special) for i, token in self.backend.get_added_tokens_decoder().items()}
         byte_of = {symbol: byte for byte, symbol in enumerate(byte_symbols())}
         table = [b""] * (max(vocab.values()) + 1)
         for token, i in vocab.items():
             plain = token in added or not byte_of.keys() >= set(token)
             table[i] = token.encode() if plain else bytes(byte_of[symbol] for symbol in token)
-        super().__init__(table, spec)
+        super().__init__(table, spec, {name: i for name, (i, special) in added.items() if special})
         decoder = spec.get("decoder")
         self.byte_level = isinstance(decoder, dict) and decoder.get("type") == "ByteLevel"
         self.word_cache = WordCache(self.backend) if uses_gpt2_split(spec) and is_context_free(spec) else None
@@ -137,7 +139,7 @@ class WordCache(dict[str, bytes]):
     def __init__(self, backend: Any):  # tokenizers.Tokenizer
         super().__init__()
         self.backend = backend
-        self.added = [token.content for token in backend.get_added_tokens_decoder().values()]
+        self.added = [token.content for token in backend.get_added_tokens_decoder().values() if not token.special]
         self.starts = {token[:1] for token in self.added}
 
     def __missing__(self, word: str) -> bytes:
@@ -172,14 +174,21 @@ class WordCache(dict[str, bytes]):
 
 
 def train_bpe(texts: Iterable[str], vocab_size: int | None) -> BpeTokenizer:
-    if vocab_size is None or vocab_size < 256:
-        raise DataError(f"bpe starts from the 256 bytes and adds merges up to vocab_size; set it above 256, got {vocab_size}")
+    smallest = 256 + len(SPECIAL)
+    if vocab_size is None or vocab_size < smallest:
+        raise DataError(
+            f"bpe has the 256 bytes, {len(SPECIAL)} special tokens, and merges up to vocab_size; set it above {smallest}, "
+            f"got {vocab_size}"
+        )
     package = tokenizers_package()
     backend = package.Tokenizer(package.models.BPE())
     backend.pre_tokenizer = package.pre_tokenizers.ByteLevel(add_prefix_space=False)  # its pattern is GPT-2's
     backend.decoder = package.decoders.ByteLevel()
     trainer = package.trainers.BpeTrainer(
-        vocab_size=vocab_size, initial_alphabet=package.pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+        vocab_size=vocab_size - len(SPECIAL),
+        initial_alphabet=package.pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
     )
     backend.train_from_iterator(texts, trainer)
+    backend.add_special_tokens(list(SPECIAL))
     return BpeTokenizer(json.loads(backend.to_str()))

@@ -11,7 +11,7 @@ import numpy as np
 
 from tapeless.data.chunks import Chunk
 from tapeless.data.external import open_external, read_header, token_files
-from tapeless.data.instructions import hash_of_examples, holds_examples, read_examples
+from tapeless.data.instructions import hash_of_examples, holds_examples, read_examples, texts_of
 from tapeless.data.prepare import Dataset, open_prepared, read_record
 from tapeless.data.read import read_chunks
 from tapeless.data.rng import draws, key
@@ -40,7 +40,7 @@ def data_info(path: Path, field: str) -> dict[str, Any]:
         }
     if holds_examples(str(path), field):
         examples = read_examples(str(path))
-        sizes = np.array([sum(len(segment.text) for segment in example) for example in examples])  # (n,)
+        sizes = np.array([len(text) for text in texts_of(examples)])  # (n,)
         facts = {"examples": len(examples), "characters": int(sizes.sum()), **_lengths("characters_per_example", sizes)}
         return {**facts, "sha256": hash_of_examples(examples)}
     index = index_documents(read_chunks(str(path), field), str(path))

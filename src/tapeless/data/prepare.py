@@ -1,18 +1,20 @@
 """From a configuration to token files, once: a run has its own copy, so that nothing outside can change what a resume sees.
 
     folder/  train.bin  val.bin  train.starts.npy  val.starts.npy  tokenizer.json  data.json (written last: marks completeness)
-*.starts.npy holds the first token of each document; instructions have *.roles.bin instead (instructions.py). A folder that
+*.starts.npy holds the first token of each document; instructions have *.roles.bin instead (instructions.py), and conversations
+chat_template.jinja (chat.py), which is not part of the fingerprint, since its effect is in the tokens. A folder that
 `tapeless data prepare` wrote, or one of token files, is reused as it is, through hard links where the disk has them. A source
-is read once to index its documents and once to tokenize both parts, in chunks, so memory does not grow with it. The
-fingerprint is of content alone: the tokenizer, the tokens, the documents. data.json also holds the baselines, and the state in
-which each file was last verified (verification.py).
+is read once to index its documents and once to tokenize both parts, in chunks, so memory does not grow with it. Each document
+ends with the tokenizer's end of text; without one, there is an empty line between two. The fingerprint is of content alone: the
+tokenizer, the tokens, the documents. data.json also holds the baselines, and the state in which each file was last verified
+(verification.py).
 Tested by: tests/data/test_prepare.py."""
 
 import hashlib
 import json
 import tempfile
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
@@ -20,9 +22,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from tapeless.config import TrainConfig
+from tapeless.config import TOKENIZERS, TRAINED_TOKENIZERS, TrainConfig
 from tapeless.data import instructions, split
 from tapeless.data.baselines import Baselines, baselines, token_blocks
+from tapeless.data.chat import FILE as CHAT_TEMPLATE
+from tapeless.data.chat import ChatFormat, write_template
 from tapeless.data.chunks import document_chunks
 from tapeless.data.corpora import stdlib, stdlib_docs
 from tapeless.data.encode import encode_chunks, usable_cores
@@ -32,7 +36,7 @@ from tapeless.data.read import read_chunks
 from tapeless.data.synthetic import SOURCES
 from tapeless.data.synthetic import Source as TrueSource
 from tapeless.data.token_files import BLOCK, Tokens, concat_tokens, open_tokens, require_window, token_writer
-from tapeless.data.tokenizer import Tokenizer, load_tokenizer, make_tokenizer
+from tapeless.data.tokenizer import CHAT, Tokenizer, load_tokenizer, make_tokenizer
 from tapeless.data.verification import FileState, file_state, require_ids, scan_file, to_record
 from tapeless.errors import NO_TOKENIZER, UNREADABLE, DataError, WriteError
 
@@ -62,6 +66,7 @@ class Dataset(NamedTuple):
     bytes_per_token: float  # of the validation part
     source: str  # description for people
     num_documents: int
+    end_of_text: int | None = None  # the id after each document, if there is one
     true_source: TrueSource | None = None  # if every token is one symbol of a synthetic source
     train_starts: np.ndarray | None = None  # (d,) int64: the first token of each document, if known
     val_starts: np.ndarray | None = None
@@ -100,11 +105,18 @@ class Dataset(NamedTuple):
 
 
 def prepare(
-    config: TrainConfig, vocab_size: int | None, folder: Path, *, processes: int | None = None, end: Sequence[int] = ()
+    config: TrainConfig,
+    vocab_size: int | None,
+    folder: Path,
+    *,
+    processes: int | None = None,
+    bos_id: int | None = None,
+    eos_ids: Sequence[int] = (),
+    chat_template: str | None = None,
 ) -> Dataset:
     """Read, split, tokenize and write, or reuse what is prepared already. vocab_size: the model's, None if undecided; a
-    tokenizer may have fewer ids, not more. processes: all cores by default. end: the tokens after a completion, if the model
-    has some for that."""
+    tokenizer may have fewer ids, not more. processes: all cores by default. bos_id, eos_ids, chat_template: those of the model
+    that training starts from, for instructions."""
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "data.json").unlink(missing_ok=True)
@@ -112,33 +124,43 @@ def prepare(
     if already:
         return already
     if config.dataset_path is not None and instructions.holds_examples(config.dataset_path, config.text_field):
-        return _prepare_examples(config, vocab_size, folder, end)
+        return _prepare_examples(
+            config, vocab_size, folder, lambda t: ChatFormat(t, chat_template, bos_id=bos_id, eos_ids=eos_ids)
+        )
     source, selections, facts = _select(config)
     # Characters of all the data, since a character without an id could not even be evaluated; merges of the training part.
-    every = config.tokenizer == "char"
-    chunks = (chunk for selection in (selections if every else selections[:1]) for chunk in selection.chunks())
+    every = config.tokenizer.removesuffix(CHAT) == "char"
+    separated = config.tokenizer == "char"
+    used = selections if every else selections[:1]
+    chunks = (chunk for selection in used for chunk in selection.chunks(separated=separated))
     texts = (chunk.text for chunk in chunks if every or chunk.part == split.TRAIN)
     tokenizer = _new_tokenizer(config, texts, vocab_size, folder)
-    counts, num_bytes = _write_parts(selections, tokenizer, folder, processes or usable_cores())
+    end = tokenizer.end_of_text
+    counts, num_bytes = _write_parts(selections, tokenizer, folder, processes or usable_cores(), end)
     for count, name in zip(counts, PARTS.values(), strict=True):
         require_window(count, config.seq_len or 1, name)
     synthetic = config.dataset_path is None and config.corpus in SOURCES and tokenizer.kind in ("bytes", "char")
-    about = {"source": source, **facts, "synthetic": config.corpus if synthetic else None}
+    about = {"source": source, **facts, "synthetic": config.corpus if synthetic else None, "end_of_text": end is not None}
     return _finish(folder, tokenizer, {**about, "bytes_per_token": num_bytes / counts[split.VAL]})
 
 
-def _prepare_examples(config: TrainConfig, vocab_size: int | None, folder: Path, end: Sequence[int]) -> Dataset:
+def _prepare_examples(
+    config: TrainConfig, vocab_size: int | None, folder: Path, make_format: Callable[[Tokenizer], ChatFormat]
+) -> Dataset:
     assert config.dataset_path is not None
     if config.val_path is not None:
         raise DataError(f"{config.dataset_path} holds instructions, of which a tenth is held out; leave out val_path")
     examples = instructions.read_examples(config.dataset_path)
     training, validation = instructions.split_examples(examples)
-    texts = instructions.texts_of(examples if config.tokenizer == "char" else training)
+    texts = instructions.texts_of(examples if config.tokenizer.removesuffix(CHAT) == "char" else training)
     tokenizer = _new_tokenizer(config, texts, vocab_size, folder)
-    instructions.write_examples(folder, "train", training, tokenizer, end)
-    num_bytes, num_tokens = instructions.write_examples(folder, "val", validation, tokenizer, end)
+    chat = make_format(tokenizer)
+    instructions.write_examples(folder, "train", training, chat)
+    num_bytes, num_tokens = instructions.write_examples(folder, "val", validation, chat)
+    if instructions.has_conversations(examples):
+        write_template(folder, chat.template)
     record = {
-        "source": f"{config.dataset_path}: {len(examples):,} examples of instructions",
+        "source": f"{config.dataset_path}: {instructions.describe(examples)}",
         "source_sha256": instructions.hash_of_examples(examples),
         "num_documents": len(examples),
         "bytes_per_token": num_bytes / num_tokens,
@@ -199,13 +221,13 @@ def _source(config: TrainConfig) -> split.DocumentSource:
 
 
 def _write_parts(
-    selections: Sequence[split.Selection], tokenizer: Tokenizer, folder: Path, processes: int
+    selections: Sequence[split.Selection], tokenizer: Tokenizer, folder: Path, processes: int, end_of_text: int | None
 ) -> tuple[list[int], int]:
     """The tokens of both parts and where their documents begin, in one pass over the text. Returns the tokens of each part,
-    and the bytes of the validation text."""
+    and the bytes of the validation text; an end of text has none."""
     starts, counts, begins, num_bytes = (array("q"), array("q")), [0, 0], [True, True], 0
     size = sum(selection.num_characters(part) for selection in selections for part in (split.TRAIN, split.VAL))
-    chunks = (chunk for selection in selections for chunk in selection.chunks())
+    chunks = (chunk for selection in selections for chunk in selection.chunks(separated=end_of_text is None))
     options: dict[str, Any] = {"vocab_size": tokenizer.vocab_size, "fingerprint": tokenizer.fingerprint}
     with ExitStack() as stack:
         writers = [stack.enter_context(token_writer(folder / f"{name}.bin", **options)) for name in PARTS]
@@ -216,6 +238,8 @@ def _write_parts(
                 if begins[part]:
                     starts[part].append(counts[part])
                 begins[part] = last
+                if last and end_of_text is not None:
+                    ids = np.append(ids, end_of_text)
                 counts[part] += len(ids)
                 num_bytes += len(text.encode()) if part == split.VAL else 0
                 by_part[part].append(ids)
@@ -240,18 +264,19 @@ def _reuse_tokens(path: Path, config: TrainConfig, vocab_size: int | None, folde
         source = open_prepared(path)
         tokenizer = source.tokenizer
         same = config.tokenizer in ("bytes", tokenizer.kind)  # bytes is the default
-        if not same and config.tokenizer not in ("char", "bpe"):
+        if not same and config.tokenizer not in TOKENIZERS:
             same = load_tokenizer(Path(config.tokenizer)).fingerprint == tokenizer.fingerprint
         if not same:
             raise DataError(f"{path}: is prepared with a tokenizer of its own; leave --tokenizer {config.tokenizer} out")
         _require_vocabulary(tokenizer, vocab_size)
         source.baselines()
-        for name in (*_data_files(path), "data.json"):
+        template = [CHAT_TEMPLATE] if (path / CHAT_TEMPLATE).is_file() else []
+        for name in (*_data_files(path), *template, "data.json"):
             link(path / name, folder / name)
         dataset = open_prepared(folder)
     else:
         pickled = (path / "meta.pkl").exists()  # so the ids are characters, by a table that is never read
-        if config.tokenizer in ("char", "bpe") or (pickled and config.tokenizer == "bytes"):
+        if config.tokenizer in TRAINED_TOKENIZERS or (pickled and config.tokenizer == "bytes"):
             raise NO_TOKENIZER(path=path, pickle=", and meta.pkl is a pickle, which is never read" if pickled else "")
         dataset = _finish_external(path, files, _new_tokenizer(config, (), vocab_size, folder), folder)
     for tokens, name in ((dataset.train, "training"), (dataset.val, "validation")):
@@ -352,7 +377,9 @@ def with_text(data: Dataset, path: str) -> Dataset:
     index = split.index_documents(source(), path)
     with tempfile.TemporaryDirectory(prefix="tapeless-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
-        (_, count), num_bytes = _write_parts([split.all_documents(source, index, split.VAL)], data.tokenizer, folder, 1)
+        (_, count), num_bytes = _write_parts(
+            [split.all_documents(source, index, split.VAL)], data.tokenizer, folder, 1, data.end_of_text
+        )
         require_window(count, 1, "evaluation")
         val = open_tokens(folder / "val.bin", data.tokenizer.fingerprint)  # stays readable when the file is gone
         starts = _open_starts(folder / "val.starts.npy", count)
@@ -439,7 +466,8 @@ def _dataset(folder: Path, record: Mapping[str, Any], tokenizer: Tokenizer, maps
     train, val = (concat_tokens([maps[file.name] for file in part_files(folder, part)]) for part in PARTS)
     starts = _open_starts(folder / "train.starts.npy", len(train)), _open_starts(folder / "val.starts.npy", len(val))
     true_source = SOURCES[record["synthetic"]]() if record["synthetic"] else None
-    about = (record["bytes_per_token"], record["source"], record["num_documents"])
+    end_of_text = tokenizer.end_of_text if record.get("end_of_text") else None  # older data have none
+    about = (record["bytes_per_token"], record["source"], record["num_documents"], end_of_text)
     roles = (maps["train.roles.bin"], maps["val.roles.bin"]) if "train.roles.bin" in maps else None
     stored = _stored_baselines(record)
     return Dataset(train, val, tokenizer, record["fingerprint"], *about, true_source, *starts, roles, folder, stored)

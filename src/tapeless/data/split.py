@@ -67,9 +67,9 @@ class Selection(NamedTuple):
     def num_characters(self, part: int) -> int:
         return int(self.sizes[self.val if part == VAL else self.train].sum())
 
-    def chunks(self) -> Iterator[Chunk]:
-        """The text to tokenize, in one pass. Every document but the last of its part gets a newline if it does not end in
-        one, and an empty line."""
+    def chunks(self, *, separated: bool) -> Iterator[Chunk]:
+        """The text to tokenize, in one pass. separated: every document but the last of its part gets a newline if it does not
+        end in one, and an empty line."""
         parts = [(TRAIN, self.train, 0, self.cut), (VAL, self.val, self.cut or 0, None)]
         final = [int(np.flatnonzero(wanted)[-1]) if wanted.any() else -1 for _, wanted, _, _ in parts]
         index = position = 0
@@ -77,8 +77,9 @@ class Selection(NamedTuple):
             for part, wanted, start, stop in parts:
                 if wanted[index]:
                     clipped = text[max(start - position, 0) : None if stop is None else max(stop - position, 0)]
-                    ending = ("\n" if clipped.endswith("\n") else "\n\n") if last and index != final[part] else ""
-                    yield Chunk(clipped + ending, last, part)
+                    if separated and last and index != final[part]:
+                        clipped += "\n" if clipped.endswith("\n") else "\n\n"
+                    yield Chunk(clipped, last, part)
             if last and index == max(final):
                 return
             index, position = index + last, 0 if last else position + len(text)

@@ -4,6 +4,11 @@ Face's `tokenizers` loads and encodes alike with; bytes and characters need no p
     bytes   256 ids, the values of the UTF-8 bytes          char   the sorted characters of the data
 Every id has bytes, and decoding concatenates them. Invalid UTF-8, which an untrained model generates, becomes U+FFFD. So does
 an id beyond the tokenizer's vocabulary, which a model with a larger one may sample.
+
+Special tokens are ids that no text has: the end of a text, and the start and end of a message. `bytes+chat` and `char+chat`
+have them after their other ids, and so has every BPE trained here. A text that contains their names is encoded as the
+characters of the names; only chat.py and prepare.py insert the tokens themselves. The names are those of ChatML: a role is
+plain text between them, so there can be any, and llama.cpp and most other programs know them without being told.
 Tested by: tests/data/test_tokenizer.py, against `tokenizers`."""
 
 import codecs
@@ -16,10 +21,14 @@ from typing import Any
 
 import numpy as np
 
+from tapeless.config import TOKENIZERS
 from tapeless.data.files import canonical_json, is_pickle, write_json
 from tapeless.errors import PICKLE, UNREADABLE, DataError
 
 REPLACEMENT = "\ufffd".encode()
+SPECIAL = END_OF_TEXT, MESSAGE_START, MESSAGE_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
+ENDS_OF_TEXT = (END_OF_TEXT, "<|end_of_text|>", "</s>")  # also those of GPT-2, Llama 3, Llama 2
+CHAT = "+chat"
 
 
 class Tokenizer(ABC):
@@ -27,15 +36,21 @@ class Tokenizer(ABC):
 
     kind: str
 
-    def __init__(self, table: list[bytes], spec: dict[str, Any]):
+    def __init__(self, table: list[bytes], spec: dict[str, Any], special: dict[str, int]):
         self.table = table
         self.spec = spec  # the content of tokenizer.json
+        self.special = special  # the ids of special tokens by name
         self.vocab_size = len(table)
         self.fingerprint = hashlib.sha256(canonical_json(spec)).hexdigest()
 
+    @property
+    def end_of_text(self) -> int | None:
+        """The id that ends a document."""
+        return next((self.special[name] for name in ENDS_OF_TEXT if name in self.special), None)
+
     @abstractmethod
     def encode(self, text: str) -> np.ndarray:  # (n,) int64
-        """As part of a text, without tokens that begin one."""
+        """As part of a text, without tokens that begin one, and without special tokens, whatever the text contains."""
 
     def encode_prompt(self, text: str) -> np.ndarray:  # (n,) int64
         """As the beginning of a text: with the tokenizer's own first token, if it has one."""
@@ -89,29 +104,41 @@ def byte_symbols() -> list[str]:
     return [chr(byte if byte in visible else 256 + others.index(byte)) for byte in range(256)]
 
 
-def tokenizer_json(pre_tokenizer: dict[str, Any], model: dict[str, Any], decoder: dict[str, Any]) -> dict[str, Any]:
-    nothing = dict.fromkeys(("truncation", "padding", "normalizer", "post_processor"))
-    parts = {"added_tokens": [], "pre_tokenizer": pre_tokenizer, "decoder": decoder, "model": model}
-    return {"version": "1.0", **nothing, **parts}
+class SimpleTokenizer(Tokenizer):
+    """A tokenizer that needs no package: one id for each piece of text, and the special tokens after them."""
+
+    def __init__(
+        self,
+        kind: str,
+        pieces: list[bytes],
+        pre_tokenizer: dict[str, Any],
+        model: dict[str, Any],
+        decoder: dict[str, Any],
+        *,
+        chat: bool,
+    ):
+        self.kind = kind + CHAT * chat
+        special = {name: len(pieces) + i for i, name in enumerate(SPECIAL)} if chat else {}
+        flags = {**dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False), "special": True}
+        added = [{"id": i, "content": name, **flags} for name, i in special.items()]
+        nothing = dict.fromkeys(("truncation", "padding", "normalizer", "post_processor"))
+        parts = {"added_tokens": added, "pre_tokenizer": pre_tokenizer, "decoder": decoder, "model": model}
+        super().__init__([*pieces, *map(str.encode, special)], {"version": "1.0", **nothing, **parts}, special)
 
 
-class ByteTokenizer(Tokenizer):
-    kind = "bytes"
-
-    def __init__(self) -> None:
+class ByteTokenizer(SimpleTokenizer):
+    def __init__(self, *, chat: bool = False) -> None:
         """For `tokenizers` this is a byte-level BPE without merges."""
         byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
         model = {"type": "BPE", "vocab": {symbol: byte for byte, symbol in enumerate(byte_symbols())}, "merges": []}
-        super().__init__([bytes([byte]) for byte in range(256)], tokenizer_json(byte_level, model, byte_level))
+        super().__init__("bytes", [bytes([byte]) for byte in range(256)], byte_level, model, byte_level, chat=chat)
 
     def encode(self, text: str) -> np.ndarray:  # (n,) int64
         return np.frombuffer(utf8(text), np.uint8).astype(np.int64)
 
 
-class CharTokenizer(Tokenizer):
-    kind = "char"
-
-    def __init__(self, characters: Iterable[str]):
+class CharTokenizer(SimpleTokenizer):
+    def __init__(self, characters: Iterable[str], *, chat: bool = False):
         """For `tokenizers` this is a word-level model in which every character is a word."""
         self.characters = sorted(set(characters))
         self.known = frozenset(self.characters)
@@ -119,16 +146,17 @@ class CharTokenizer(Tokenizer):
         split = {"type": "Split", "pattern": {"Regex": r"[\s\S]"}, "behavior": "Isolated", "invert": False}
         vocab = {character: i for i, character in enumerate(self.characters)}
         model = {"type": "WordLevel", "vocab": vocab, "unk_token": "<unk>"}  # not in the vocabulary, so unknown is an error
-        super().__init__([utf8(character) for character in self.characters], tokenizer_json(split, model, {"type": "Fuse"}))
+        pieces = [utf8(character) for character in self.characters]
+        super().__init__("char", pieces, split, model, {"type": "Fuse"}, chat=chat)
 
     def encode(self, text: str) -> np.ndarray:  # (n,) int64
         codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<u4")
         ids = np.searchsorted(self._codes, codes)
-        unknown = np.flatnonzero(self._codes[np.minimum(ids, self.vocab_size - 1)] != codes)
+        unknown = np.flatnonzero(self._codes[np.minimum(ids, len(self._codes) - 1)] != codes)
         if len(unknown):
             at = int(unknown[0])
             raise DataError(
-                f"character {text[at]!r} at position {at} is not among the {self.vocab_size} characters of the training data; "
+                f"character {text[at]!r} at position {at} is not among the {len(self._codes)} characters of the training data; "
                 "leave it out, or train with the bytes tokenizer, which knows every text"
             )
         return ids
@@ -136,13 +164,14 @@ class CharTokenizer(Tokenizer):
 
 def make_tokenizer(kind: str, texts: Iterable[str], vocab_size: int | None) -> Tokenizer:
     """The tokenizer of a configuration: bytes, char or bpe (both trained on `texts`), or the path of a tokenizer.json."""
-    if kind == "bytes":
-        return ByteTokenizer()
-    if kind == "char":
+    chat = kind.endswith(CHAT)
+    if kind.removesuffix(CHAT) == "bytes":
+        return ByteTokenizer(chat=chat)
+    if kind.removesuffix(CHAT) == "char":
         characters: set[str] = set()
         for text in texts:
             characters |= set(text)
-        return CharTokenizer(characters)
+        return CharTokenizer(characters, chat=chat)
     if kind == "bpe":
         from tapeless.data.bpe import train_bpe
 
@@ -154,7 +183,9 @@ def load_tokenizer(path: Path) -> Tokenizer:
     try:
         spec = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise DataError(f"{path}: no such tokenizer; expected bytes, char, bpe, or the path of a tokenizer.json") from None
+        raise DataError(
+            f"{path}: no such tokenizer; expected {', '.join(TOKENIZERS)}, or the path of a tokenizer.json"
+        ) from None
     except OSError as error:
         raise UNREADABLE(path=path, reason=error.strerror) from None
     except (ValueError, RecursionError) as error:
@@ -168,11 +199,12 @@ def tokenizer_of(spec: Any, where: str) -> Tokenizer:
     """From the content of a tokenizer.json."""
     if not isinstance(spec, dict) or not isinstance(spec.get("model"), dict):
         raise DataError(f"{where}: not a tokenizer.json: it has no `model`")
-    if spec == ByteTokenizer().spec:
-        return ByteTokenizer()
-    vocab = spec["model"].get("vocab")
+    vocab, chat = spec["model"].get("vocab"), bool(spec.get("added_tokens"))
+    by_byte = ByteTokenizer(chat=chat)
+    if spec == by_byte.spec:
+        return by_byte
     if isinstance(vocab, dict) and vocab and all(len(word) == 1 for word in vocab):
-        by_character = CharTokenizer(vocab)
+        by_character = CharTokenizer(vocab, chat=chat)
         if spec == by_character.spec:
             return by_character
     from tapeless.data.bpe import BpeTokenizer

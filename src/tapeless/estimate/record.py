@@ -18,7 +18,7 @@ from tapeless.model.build import num_params, step_flops
 from tapeless.training.plan import total_steps
 from tapeless.training.resources import available_bytes, free_disk
 from tapeless.training.run_dir import RunDir
-from tapeless.training.runs import eos_ids, import_base_model
+from tapeless.training.runs import import_base_model, text_format
 
 Record = dict[str, Any]
 
@@ -30,7 +30,7 @@ def planned_steps(config: AnyModelConfig, train: TrainConfig) -> int:
     assert train.seq_len is not None
     with tempfile.TemporaryDirectory(prefix="tapeless-") as folder:
         begun = import_base_model(train, RunDir(Path(folder)), ())
-        data = prepare(begun, config.vocab_size, Path(folder), end=eos_ids(begun))
+        data = prepare(begun, config.vocab_size, Path(folder), **text_format(begun))
         loader = training_batches(data, train.seq_len, train.batch_size * train.grad_accum, train.seed)
         return total_steps(train, loader.num_windows)
 

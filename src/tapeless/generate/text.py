@@ -4,19 +4,22 @@
         print(piece, end="", flush=True)
 Tested by: tests/generate/test_text.py."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from tapeless.config import Sampling
 from tapeless.errors import InputError
 from tapeless.generate.engine import Engine, Stream
+from tapeless.generate.stop_strings import StopStrings
 
 
 class TextStream:
-    """A stream of tokens as pieces of text: a character is returned when it is complete."""
+    """A stream of tokens as pieces of text: a character is returned when it is complete, and no part of a stop string."""
 
-    def __init__(self, stream: Stream, tokenizer: Any, prompt: Iterable[int]):
-        """prompt: the ids before the stream's, which may end within a character."""
+    def __init__(self, stream: Stream, tokenizer: Any, prompt: Iterable[int], stop: Sequence[str] = ()):
+        """prompt: the ids before the stream's, which may end within a character. stop: strings that end the new text and are
+        not part of it."""
+        self._stops = StopStrings(stop)
         self._stream, self._decoder = stream, tokenizer.stream()
         self.prompt = "".join(map(self._decoder.push, prompt))  # its text
         self._ended = False
@@ -27,16 +30,19 @@ class TextStream:
 
     @property
     def finish_reason(self) -> str | None:
-        return self._stream.finish_reason
+        return "stop" if self._stops.found else self._stream.finish_reason
 
     def __iter__(self) -> "TextStream":
         return self
 
     def __next__(self) -> str:
         for token in self._stream:
-            if piece := self._decoder.push(token):
+            piece = self._stops.push(self._decoder.push(token))
+            if self._stops.found:
+                self.cancel()
+            if piece:
                 return piece
-        rest = "" if self._ended else self._decoder.finish()
+        rest = "" if self._ended else self._stops.push(self._decoder.finish()) + self._stops.finish()
         self._ended = True
         if not rest:
             raise StopIteration

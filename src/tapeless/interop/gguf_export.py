@@ -16,7 +16,7 @@ from torch import Tensor
 from tapeless.config import ModelConfig, nearest
 from tapeless.data.bpe import uses_gpt2_split
 from tapeless.data.packages import require_package
-from tapeless.data.tokenizer import Tokenizer
+from tapeless.data.tokenizer import END_OF_TEXT, ByteTokenizer, Tokenizer
 from tapeless.errors import ConfigError
 from tapeless.interop.families import family_of
 from tapeless.interop.family import GGUF_COMMON, Family
@@ -26,7 +26,6 @@ from tapeless.interop.hf_export import new_path, zero_filled
 TYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "q8_0": "Q8_0"}
 BLOCK = 32  # elements that share a scale in Q8_0; rows are split into blocks
 UNREACHABLE_MERGE = "ĀĀ Ā"  # no merge produces its first half; the list of merges must not be empty
-EOS_TEXT = "<|endoftext|>"
 
 
 class Tokens(NamedTuple):
@@ -36,7 +35,7 @@ class Tokens(NamedTuple):
     kinds: list[str]
     merges: list[str]
     bos_id: int
-    eos_id: int
+    eos_ids: list[int]
 
 
 def export_gguf(
@@ -46,6 +45,7 @@ def export_gguf(
     tokenizer: Tokenizer,
     generation: Generation,
     *,
+    chat_template: str | None = None,
     dtype: str = "float32",
 ) -> list[str]:
     """Write the file, which must not exist yet; returns notes for the user."""
@@ -61,12 +61,12 @@ def export_gguf(
     if len(tokens.texts) > config.vocab_size:
         params = {name: with_mean_row(w) if name in ("embed.w", "head.w") else w for name, w in params.items()}
         notes.append(
-            f"llama.cpp requires an end-of-text token: id {tokens.eos_id} was added; its row is the mean of all others, so it "
-            "is never the most likely"
+            f"llama.cpp requires an end-of-text token: id {tokens.eos_ids[0]} was added; its row is the mean of all others, so "
+            "it is never the most likely"
         )
     if tokenizer.vocab_size < config.vocab_size:
         notes.append(f"{config.vocab_size - tokenizer.vocab_size} ids of the vocabulary have no token and are marked unused")
-    return notes + _write(path, family, full, tokens, family.to_gguf(full, params), dtype)
+    return notes + _write(path, family, full, tokens, family.to_gguf(full, params), chat_template, dtype)
 
 
 def token_lists(tokenizer: Tokenizer, generation: Generation, vocab_size: int) -> Tokens:
@@ -83,13 +83,15 @@ def token_lists(tokenizer: Tokenizer, generation: Generation, vocab_size: int) -
         else:
             texts.append(symbols.get(i, f"[unused {i}]"))
             kinds.append("NORMAL" if i in symbols else "UNUSED")
-    end = next(iter(generation.eos_ids), None)
-    if end is None:
+    ends = list(generation.eos_ids)
+    if not ends:
         end = kinds.index("UNUSED") if "UNUSED" in kinds else vocab_size
-        name = EOS_TEXT if EOS_TEXT not in texts else f"<|end {end}|>"
+        name = END_OF_TEXT if END_OF_TEXT not in texts else f"<|end {end}|>"
         texts[end : end + 1], kinds[end : end + 1] = [name], ["CONTROL"]
+        ends = [end]
     merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in spec["model"]["merges"]]
-    return Tokens(texts, kinds, merges or [UNREACHABLE_MERGE], end if generation.bos_id is None else generation.bos_id, end)
+    bos = ends[0] if generation.bos_id is None else generation.bos_id
+    return Tokens(texts, kinds, merges or [UNREACHABLE_MERGE], bos, ends)
 
 
 def _check_tokenizer(tokenizer: Tokenizer) -> None:
@@ -99,10 +101,10 @@ def _check_tokenizer(tokenizer: Tokenizer) -> None:
     known = (
         model.get("type") == "BPE" and uses_gpt2_split(spec) and not spec.get("normalizer") and not model.get("ignore_merges")
     )
-    if tokenizer.kind != "bytes" and not known:
+    if not isinstance(tokenizer, ByteTokenizer) and not known:
         raise ConfigError(
             f"a GGUF export supports byte-level BPE with GPT-2's split pattern, not this tokenizer ({tokenizer.kind}, "
-            f"{model.get('type')}, {before.get('type')}); train with --tokenizer bpe or bytes, or export to hf"
+            f"{model.get('type')}, {before.get('type')}); train with --tokenizer bpe, bytes or bytes+chat, or export to hf"
         )
 
 
@@ -112,7 +114,13 @@ def with_mean_row(w: Tensor) -> Tensor:  # (V, C) -> (V + 1, C)
 
 
 def _write(
-    path: Path, family: Family, config: ModelConfig, tokens: Tokens, tensors: Mapping[str, Tensor], dtype: str
+    path: Path,
+    family: Family,
+    config: ModelConfig,
+    tokens: Tokens,
+    tensors: Mapping[str, Tensor],
+    chat_template: str | None,
+    dtype: str,
 ) -> list[str]:
     gguf, architecture = require_package("gguf", "a GGUF export"), family.gguf_architecture
     half = []  # matrices that are float16 because their rows do not divide into blocks
@@ -131,7 +139,11 @@ def _write(
         writer.add_token_types([gguf.TokenType[kind] for kind in tokens.kinds])
         writer.add_token_merges(tokens.merges)
         writer.add_bos_token_id(tokens.bos_id)
-        writer.add_eos_token_id(tokens.eos_id)
+        add_ends = (writer.add_eos_token_id, writer.add_eot_token_id, writer.add_eom_token_id)  # a reader stops at each
+        for add_end, i in zip(add_ends, tokens.eos_ids, strict=False):
+            add_end(i)
+        if chat_template is not None:
+            writer.add_chat_template(chat_template)
         writer.add_add_bos_token(False)
         for name, w in tensors.items():
             kind = TYPES[dtype]

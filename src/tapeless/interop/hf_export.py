@@ -22,7 +22,7 @@ from tapeless.interop.families import family_of
 from tapeless.interop.family import Family, param_specs
 from tapeless.interop.generation import FILE as GENERATION
 from tapeless.interop.generation import Generation
-from tapeless.interop.hf_import import CONFIG, INDEX, TOKENIZER, WEIGHTS
+from tapeless.interop.hf_import import CONFIG, INDEX, TOKENIZER, TOKENIZER_CONFIG, WEIGHTS
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
@@ -34,6 +34,7 @@ def export_hugging_face(
     tokenizer: Tokenizer,
     generation: Generation,
     *,
+    chat_template: str | None = None,
     dtype: str = "float32",
     shard_bytes: int = 5 * 10**9,
 ) -> list[str]:
@@ -48,7 +49,7 @@ def export_hugging_face(
     if unused:
         notes.append(f"the vocabulary has {len(unused)} ids without a token; {GENERATION} prevents sampling them")
     tensors = family.to_hf(full, zero_filled(full, params))
-    descriptions = _descriptions(family, full, tokenizer, generation, dtype, unused)
+    descriptions = _descriptions(family, full, tokenizer, generation, chat_template, dtype, unused)
     with new_path(folder) as temporary:
         temporary.mkdir()
         num_files = _write_shards(temporary, cast(tensors, dtype), shard_bytes)
@@ -115,7 +116,13 @@ def _write_shards(folder: Path, tensors: Mapping[str, Tensor], shard_bytes: int)
 
 
 def _descriptions(
-    family: Family, config: ModelConfig, tokenizer: Tokenizer, generation: Generation, dtype: str, unused: list[int]
+    family: Family,
+    config: ModelConfig,
+    tokenizer: Tokenizer,
+    generation: Generation,
+    chat_template: str | None,
+    dtype: str,
+    unused: list[int],
 ) -> dict[str, Any]:
     settings = {"architectures": [family.name], "model_type": family.model_type, **family.settings(config)}
     settings |= {**generation.token_ids(), "dtype": dtype, "torch_dtype": dtype}
@@ -131,10 +138,11 @@ def _descriptions(
         CONFIG: settings,
         GENERATION: generation.settings() | ({"suppress_tokens": unused} if unused else {}),
         TOKENIZER: tokenizer.spec,
-        "tokenizer_config.json": {
+        TOKENIZER_CONFIG: {
             "tokenizer_class": "PreTrainedTokenizerFast",
             "model_max_length": config.max_seq_len,
             "clean_up_tokenization_spaces": False,
             **texts,
+            **({"chat_template": chat_template} if chat_template is not None else {}),
         },
     }

@@ -14,17 +14,21 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from tapeless.config import ModelConfig
+from tapeless.data.chat import FILE as CHAT_TEMPLATE
+from tapeless.data.chat import compile_template
 from tapeless.data.tokenizer import Tokenizer, tokenizer_of
-from tapeless.errors import PICKLE, InputError, UntrustedFileError
+from tapeless.errors import PICKLE, DataError, InputError, UntrustedFileError
 from tapeless.interop.families import family_named
 from tapeless.interop.family import Family
 from tapeless.interop.generation import FILE as GENERATION
 from tapeless.interop.generation import Generation, read_generation
 from tapeless.interop.tensor_file import Entry, TensorFile
-from tapeless.interop.untrusted import MEBIBYTE, check_name, exists, read_json
+from tapeless.interop.untrusted import MEBIBYTE, check_name, exists, read_bytes, read_json
 
 CONFIG, WEIGHTS, INDEX, TOKENIZER = "config.json", "model.safetensors", "model.safetensors.index.json", "tokenizer.json"
+TOKENIZER_CONFIG = "tokenizer_config.json"
 LIMITS = {CONFIG: MEBIBYTE, INDEX: 32 * MEBIBYTE, TOKENIZER: 128 * MEBIBYTE, GENERATION: MEBIBYTE}
+LIMITS |= {TOKENIZER_CONFIG: 16 * MEBIBYTE, CHAT_TEMPLATE: MEBIBYTE}
 MAX_SHARDS = 256  # all are open at once
 PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
 
@@ -35,6 +39,7 @@ class ExternalModel(NamedTuple):
     params: dict[str, Tensor]  # float32, under our names
     tokenizer: Tokenizer | None
     generation: Generation
+    chat_template: str | None
     notes: list[str]  # for the user
 
 
@@ -67,7 +72,7 @@ def read_model(folder: Path) -> ExternalModel:
     if tokenizer is not None and tokenizer.vocab_size < config.vocab_size:
         unused = config.vocab_size - tokenizer.vocab_size
         notes.append(f"the vocabulary of {config.vocab_size} has {unused} ids without a token; they are never sampled")
-    return ExternalModel(family, config, params, tokenizer, generation, notes)
+    return ExternalModel(family, config, params, tokenizer, generation, read_chat_template(folder, notes), notes)
 
 
 def _open_files(folder: Path, opened: ExitStack) -> dict[str, Entry]:
@@ -134,6 +139,33 @@ def read_tokenizer(folder: Path, vocab_size: int) -> Tokenizer | None:
     if tokenizer.vocab_size > vocab_size:
         raise InputError(f"{folder / TOKENIZER}: {tokenizer.vocab_size} ids, but the model's vocabulary is {vocab_size}")
     return tokenizer
+
+
+def read_chat_template(folder: Path, notes: list[str]) -> str | None:
+    """A file of its own, or part of the tokenizer's configuration. One that is no template is ignored with a note: the model
+    can be used without it."""
+    if exists(folder, CHAT_TEMPLATE):
+        try:
+            template: object = read_bytes(folder, CHAT_TEMPLATE, LIMITS[CHAT_TEMPLATE]).decode()
+        except UnicodeDecodeError:
+            template = None
+    elif exists(folder, TOKENIZER_CONFIG):
+        template = read_json(folder, TOKENIZER_CONFIG, LIMITS[TOKENIZER_CONFIG]).get("chat_template")
+        if template is None:
+            return None
+        if isinstance(template, list):  # several, by name
+            named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
+            template = named.get("default")
+    else:
+        return None
+    try:
+        if not isinstance(template, str):
+            raise DataError("the chat template is not a text")
+        compile_template(template)
+    except DataError as error:
+        notes.append(f"{error}; it is ignored")
+        return None
+    return template
 
 
 def largest_id(spec: Mapping[str, Any]) -> int:

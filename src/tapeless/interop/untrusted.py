@@ -57,12 +57,16 @@ def parse_json(content: bytes, where: str) -> dict[str, Any]:
     return value
 
 
-def read_json(folder: Path, name: str, limit: int) -> dict[str, Any]:
+def read_bytes(folder: Path, name: str, limit: int) -> bytes:
     with open_plain(folder, name) as file:
         size = os.fstat(file.fileno()).st_size
         if size > limit:
             raise UntrustedFileError(f"{folder / name}: {size:,} bytes; {name} may have at most {limit:,}")
-        return parse_json(file.read(size), str(folder / name))  # read(limit) would allocate the limit
+        return file.read(size)  # read(limit) would allocate the limit
+
+
+def read_json(folder: Path, name: str, limit: int) -> dict[str, Any]:
+    return parse_json(read_bytes(folder, name, limit), str(folder / name))
 
 
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """An imported model as a run: its weights are the checkpoint of step 0; it has a tokenizer, but no training data.
 
-    config.toml  env.json  tokenizer.json  generation_config.json  checkpoints/step-00000000/
+    config.toml  env.json  tokenizer.json  generation_config.json  [chat_template.jinja]  checkpoints/step-00000000/
 `tapeless generate`, `eval --dataset-path`, `export` and `train new --init-from` accept it like any other run.
 Tested by: tests/train/test_imported.py."""
 
@@ -12,9 +12,10 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from tapeless.config import ModelConfig, TrainConfig
+from tapeless.config import TRAINED_TOKENIZERS, ModelConfig, TrainConfig
+from tapeless.data.chat import ChatFormat, read_template, write_template
 from tapeless.data.files import write_json
-from tapeless.data.tokenizer import Tokenizer, make_tokenizer
+from tapeless.data.tokenizer import Tokenizer, load_tokenizer, make_tokenizer
 from tapeless.errors import ConfigError, InputError
 from tapeless.interop.generation import FILE, Generation, read_generation
 from tapeless.interop.hf_import import ExternalModel, read_model
@@ -36,7 +37,7 @@ def import_model(source: Path, out_dir: Path, argv: Sequence[str], *, tokenizer:
     """tokenizer: `bytes` or the path of a tokenizer.json, for a directory without one."""
     model = read_model(source)
     chosen = choose_tokenizer(model, source, tokenizer)
-    run = write_run(out_dir, model.config, model.params, chosen, model.generation, argv)
+    run = write_run(out_dir, model.config, model.params, chosen, model.generation, model.chat_template, argv)
     return Imported(run, model, chosen)
 
 
@@ -46,6 +47,7 @@ def write_run(
     params: Mapping[str, Tensor],
     tokenizer: Tokenizer,
     generation: Generation,
+    chat_template: str | None,
     argv: Sequence[str],
 ) -> RunDir:
     """Write a model as a run that has taken no step."""
@@ -53,6 +55,8 @@ def write_run(
     try:
         tokenizer.save(run.tokenizer)
         write_json(run.path / FILE, generation.settings())
+        if chat_template is not None:
+            write_template(run.path, chat_template)
         train = TrainConfig(tokenizer=str(run.tokenizer), seq_len=min(config.max_seq_len, LONGEST_WINDOW))
         facts = {"tokenizer_hash": tokenizer.fingerprint}
         write_run_config(run.config, RunConfig(config, train, facts, required_plugins(config, train)))
@@ -66,12 +70,30 @@ def write_run(
     return run
 
 
-def generation_of(run: RunDir) -> Generation:
-    """The generation settings of an imported model; a model trained here has none."""
+def generation_of(run: RunDir, tokenizer: Tokenizer | None = None) -> Generation:
+    """The generation settings of a run. Texts end with the end of text and, for a model of conversations, first of all with the
+    end of an answer. tokenizer: the run's, if it is loaded already."""
+    tokenizer = tokenizer or load_tokenizer(run.tokenizer)
+    found = _stored_generation(run, tokenizer)
+    if read_template(run.path) is not None:
+        ids = dict.fromkeys((*chat_of(run, tokenizer).eos_ids, *found.eos_ids))
+        found = found._replace(eos_ids=tuple(ids))
+    return found
+
+
+def chat_of(run: RunDir, tokenizer: Tokenizer) -> ChatFormat:
+    """How a run's model writes conversations."""
+    generation = _stored_generation(run, tokenizer)
+    return ChatFormat(tokenizer, read_template(run.path), bos_id=generation.bos_id, eos_ids=generation.eos_ids)
+
+
+def _stored_generation(run: RunDir, tokenizer: Tokenizer) -> Generation:
+    """Those of an imported model; for a model trained here the tokenizer's end of text."""
     try:
         settings = json.loads((run.path / FILE).read_bytes())
     except FileNotFoundError:
-        return Generation()
+        end = tokenizer.end_of_text
+        return Generation() if end is None else Generation(eos_ids=(end,), pad_id=end)
     except (OSError, ValueError) as error:
         raise ConfigError(f"{run.path / FILE}: cannot be read: {error}") from None
     return read_generation(settings, read_run_config(run.config).model.vocab_size)[0]
@@ -89,7 +111,7 @@ def choose_tokenizer(model: ExternalModel, source: Path, requested: str | None) 
         return model.tokenizer
     if requested is None:
         raise InputError(f"{source} has no tokenizer.json; pass one: --tokenizer bytes, or the path of a tokenizer.json")
-    if requested in ("char", "bpe"):
+    if requested in TRAINED_TOKENIZERS:
         raise InputError(f"--tokenizer {requested} is trained on a text, and an import has none; expected bytes or a path")
     found = make_tokenizer(requested, "", model.config.vocab_size)
     if found.vocab_size > model.config.vocab_size:

@@ -50,5 +50,5 @@ def load(
         run, which = checkpoint.parents[1], str(int(step[1]))
     warn = lambda text: warnings.warn(text, stacklevel=4)  # noqa: E731
     model, data, *_ = runs.load(run, which=which, weights=weights, **settings, on_warning=warn)
-    model.tokenizer, model.eos_ids = data.tokenizer, generation_of(RunDir(run)).eos_ids
+    model.tokenizer, model.eos_ids = data.tokenizer, generation_of(RunDir(run), data.tokenizer).eos_ids
     return model

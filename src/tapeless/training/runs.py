@@ -17,6 +17,8 @@ import torch
 from torch import Tensor
 
 from tapeless.config import WEIGHTS, AnyModelConfig, SimpleLMConfig, TrainConfig, checked, nearest, training_names
+from tapeless.data.chat import FILE as CHAT_TEMPLATE
+from tapeless.data.chat import read_template
 from tapeless.data.files import write_json
 from tapeless.data.prepare import Dataset, fingerprints, open_prepared, prepare, source_hashes, tokenizer_only
 from tapeless.errors import DISK_FULL, CheckpointError, ConfigError, WriteError
@@ -82,7 +84,7 @@ def create_run(
     run = RunDir.create(out_dir)
     try:
         train_config = import_base_model(resolve_defaults(model_config, train_config), run, argv)
-        data = prepare(train_config, model_config.vocab_size, run.path, end=eos_ids(train_config))
+        data = prepare(train_config, model_config.vocab_size, run.path, **text_format(train_config))
         facts = {"tokenizer_hash": data.tokenizer.fingerprint, "dataset_fingerprint": data.fingerprint}
         if train_config.init_from:
             facts |= _inherit(RunDir.open(train_config.init_from), run, adapters=train_config.lora is not None)
@@ -107,16 +109,21 @@ def import_base_model(train: TrainConfig, run: RunDir, argv: Sequence[str]) -> T
     return replace(train, init_from=str(found.run.path), tokenizer=str(found.run.tokenizer))
 
 
-def eos_ids(train: TrainConfig) -> tuple[int, ...]:
-    """The token that ends a text of the model that training starts from, if it has one."""
-    return generation_of(RunDir.open(train.init_from)).eos_ids[:1] if train.init_from else ()
+def text_format(train: TrainConfig) -> dict[str, Any]:
+    """How the model that training starts from begins and ends a text, and writes conversations."""
+    if not train.init_from:
+        return {}
+    run = RunDir.open(train.init_from)
+    generation = generation_of(run)
+    return {"bos_id": generation.bos_id, "eos_ids": generation.eos_ids, "chat_template": read_template(run.path)}
 
 
 def _inherit(other: RunDir, run: RunDir, *, adapters: bool) -> dict[str, str]:
-    """What a run takes from the one it starts from, besides the model: its generation settings, and the name and hash of the
-    checkpoint."""
-    if (other.path / GENERATION).is_file():
-        shutil.copy(other.path / GENERATION, run.path / GENERATION)
+    """What a run takes from the one it starts from, besides the model: its generation settings and chat template, and the name
+    and hash of the checkpoint."""
+    for name in (GENERATION, CHAT_TEMPLATE):
+        if (other.path / name).is_file():
+            shutil.copy(other.path / name, run.path / name)
     if adapters and read_run_config(other.config).train.lora:
         raise ConfigError(f"{other.path} holds adapters itself; first: tapeless merge {other.path} --out DIR")
     return base_facts(load_checkpoint(other.checkpoints, on_warning=log.warning).path)

@@ -40,6 +40,7 @@ from tapeless.training.checkpoint import Checkpoint, restore
 from tapeless.training.checkpoint_writer import CheckpointWriter
 from tapeless.training.evaluate import Evaluation, evaluate
 from tapeless.training.guard import SpikeGuard
+from tapeless.training.imported import generation_of
 from tapeless.training.invariants import check_invariants
 from tapeless.training.layer_stats import LayerStats
 from tapeless.training.nonfinite import explained
@@ -290,7 +291,8 @@ class Trainer:
             c, tokenizer = self.config, self.data.tokenizer
             prompt = tokenizer.encode(c.sample_prompt) if c.sample_prompt else self.data.beginning()
             sampling, V = Sampling(temperature=c.sample_temperature, seed=c.seed), tokenizer.vocab_size
-            (ids,) = generate(self.model, prompt, max_tokens=c.sample_tokens, sampling=sampling, vocab_size=V)
+            stop = generation_of(self.run_dir, tokenizer).eos_ids if self.run_dir else ()
+            (ids,) = generate(self.model, prompt, max_tokens=c.sample_tokens, sampling=sampling, vocab_size=V, stop=stop)
             text = tokenizer.decode([*prompt, *ids])
             self._warn_if_write_fails(lambda: self._write_sample(text))
             self._emit("sample", text=text)

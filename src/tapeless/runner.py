@@ -103,7 +103,7 @@ def train(
     of_model = {key: settings.pop(key) for key in [f.name for f in fields(KINDS[recipe.kind])] if key in settings}
     recipe = recipe._replace(model={**recipe.model, **of_model}, train={**recipe.train, **settings})
     name = name or found
-    model_config, train_config = resolve_recipe(recipe, name)
+    model_config, train_config = resolve_recipe(recipe)
     if train_config.init_from:
         name = Path(train_config.init_from).resolve().name
     check_packages(train_config.report_to)

@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
     from tapeless.training.process import process_settings
     from tapeless.training.runs import resolve_defaults, unused_path
 
-    config, train = resolve_recipe(found_recipe, name)
+    config, train = resolve_recipe(found_recipe)
     if train.init_from:
         name = Path(train.init_from).resolve().name
     with process_settings(train):

@@ -26,7 +26,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     prepare.add_argument("source", metavar="SOURCE", help="the text: any --dataset-path of `tapeless train new`")
     prepare.add_argument("--out", metavar="DIR", type=Path, required=True, help="output directory; new or empty")
     add_fields(prepare, "train", TrainConfig, only={"val_path", "text_field", "tokenizer"})
-    prepare.add_argument("--vocab-size", type=int, metavar="N", help="vocabulary size of a new BPE; for others, the maximum")
+    prepare.add_argument(
+        "--vocab-size", type=int, metavar="N", help="vocabulary size of a new BPE (default 4096); for others, the maximum"
+    )
     prepare.add_argument("--processes", type=int, metavar="N", help="number of tokenizing processes; default: one per core")
     info = actions.add_parser("info", help="show statistics", description="Show statistics of tokens or text.")
     info.add_argument("source", metavar="SOURCE", type=Path, help="prepared data, token files, or text")
@@ -90,7 +92,9 @@ def show(facts: dict[str, Any], *, as_json: bool) -> None:
         return
     width = max(map(len, facts)) + 2
     for name, value in facts.items():
-        text = f"{value:,}" if type(value) is int else f"{value[0]:,} … {value[1]:,} … {value[2]:,}" if _three(value) else value
+        text = f"{value:,}" if type(value) is int else value
+        if _three(value):
+            text = f"shortest {value[0]:,}, median {value[1]:,}, longest {value[2]:,}"
         print(f"{name.replace('_', ' '):<{width}}{text}")
 
 

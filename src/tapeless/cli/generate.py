@@ -10,6 +10,7 @@ import json
 from tapeless.cli.options import add_fields, add_machine_arguments, add_saved_model_arguments, given, load_settings, warn
 from tapeless.config import Sampling
 from tapeless.errors import UsageError
+from tapeless.progress import LOADING, busy
 
 HELP = "continue a text with a trained model"
 
@@ -27,12 +28,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from tapeless.generate.engine import generate
-    from tapeless.training.imported import generation_of
-    from tapeless.training.run_dir import RunDir
-    from tapeless.training.runs import load
+    with busy(LOADING):
+        from tapeless.generate.engine import generate
+        from tapeless.training.imported import generation_of
+        from tapeless.training.run_dir import RunDir
+        from tapeless.training.runs import load
 
-    model, data, *_ = load(args.run_dir, **load_settings(args), on_warning=warn)
+    with busy(f"loading {args.run_dir}"):
+        model, data, *_ = load(args.run_dir, **load_settings(args), on_warning=warn)
     tokenizer, generation = data.tokenizer, generation_of(RunDir(args.run_dir))
     prompt = [int(i) for i in (tokenizer.encode_prompt(args.prompt) if args.prompt else data.beginning())]
     if not prompt:

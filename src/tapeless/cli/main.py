@@ -5,11 +5,13 @@ import argparse
 import logging
 import os
 import sys
+from contextlib import nullcontext
 from importlib import import_module
 
 import tapeless
 from tapeless.cli.parser import Parser
 from tapeless.errors import TapelessError
+from tapeless.progress import shown
 from tapeless.start import raise_gc_threshold
 from tapeless.training.phases import Phases, process_age
 
@@ -66,7 +68,8 @@ def main(argv: list[str] | None = None) -> int:
         load_plugins(argv)
         build_parser().parse_args(argv, args)
         logging.basicConfig(level=logging.INFO if args.verbose else logging.WARNING, format="%(message)s")
-        return args.run(args)
+        with shown() if argv is None else nullcontext():
+            return args.run(args)
     except TapelessError as error:
         if args.debug:
             raise

@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     train.add_argument("source", metavar="SOURCE", help="the text: any --dataset-path of `tapeless train new`")
     train.add_argument("--out", metavar="FILE", type=Path, required=True, help="the tokenizer.json to write")
     train.add_argument("--kind", choices=("bpe", "char", "bytes"), default="bpe", help="bpe is byte-level (default bpe)")
-    train.add_argument("--vocab-size", type=int, metavar="N", help="vocabulary size, required for bpe")
+    train.add_argument("--vocab-size", type=int, metavar="N", help="vocabulary size of a bpe (default 4096)")
     add_fields(train, "train", TrainConfig, only={"text_field"})
     info = actions.add_parser("info", help="show one", description="Show a tokenizer, and its compression of a text.")
     info.add_argument("tokenizer", metavar="TOKENIZER", help="a tokenizer.json, or bytes")

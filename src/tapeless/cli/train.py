@@ -25,6 +25,7 @@ from tapeless.cli.options import (
 )
 from tapeless.cli.parser import HelpAll
 from tapeless.config import TrainConfig
+from tapeless.progress import LOADING, busy
 from tapeless.training.run_config import FROZEN
 
 HELP = "train a model, resume a run, show a run"
@@ -63,7 +64,8 @@ def run_new(args: argparse.Namespace) -> int:
     name, found = recipe(args)  # first: usage errors need not wait for torch
     args.phases.end("command")
 
-    from tapeless.runner import train
+    with busy(LOADING):
+        from tapeless.runner import train
 
     args.phases.end("imports")
     display = "json" if args.json else "auto"
@@ -74,7 +76,8 @@ def run_new(args: argparse.Namespace) -> int:
 def run_resume(args: argparse.Namespace) -> int:
     args.phases.end("command")
 
-    from tapeless.runner import resume
+    with busy(LOADING):
+        from tapeless.runner import resume
 
     args.phases.end("imports")
     overrides = dict(setting(f"train.{text}")[1:] for text in args.override) | given(args, "train")

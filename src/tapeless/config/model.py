@@ -13,7 +13,12 @@ from tapeless.errors import INDIVISIBLE, ConfigError
 class ModelConfig:
     """The shape of a decoder-only transformer. Letters in brackets: docs/notation.md."""
 
-    vocab_size: int = option(256, "tokens in the vocabulary [V]", ge=1, common=True)
+    vocab_size: int = option(
+        256,
+        "tokens in the vocabulary [V]; if not given, that of a tokenizer.json or of prepared data, 4096 for a new BPE",
+        ge=1,
+        common=True,
+    )
     hidden_dim: int = option(128, "width of the residual stream [C]", ge=1, common=True)
     num_layers: int = option(4, "number of blocks [L]", ge=1, common=True)
     blocks: str = option(

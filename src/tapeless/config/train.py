@@ -95,7 +95,11 @@ class TrainConfig:
     eval_windows: int = option(64, "validation windows per evaluation, always the same ones; 0: all", ge=0)
     patience: int = option(0, "stop after this many evaluations in a row without a new best; 0: never", ge=0)
     save_every: int = option(200, "steps between checkpoints; the last step is always saved", ge=1)
-    keep_last: int = option(2, "number of newest checkpoints to keep; the best one is always kept", ge=1)
+    keep_last: int = option(
+        2,
+        "number of newest checkpoints to keep; also kept: the best, and the one that a resume began from until the next resume",
+        ge=1,
+    )
     keep_every: int = option(0, "also keep checkpoints at multiples of this many steps; 0: none", ge=0)
     log_every: int = option(10, "steps between console lines; metrics.jsonl has every step", ge=1)
     sample_every: int = option(500, "steps between samples; 0: only at the end", ge=0)

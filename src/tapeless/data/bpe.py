@@ -21,6 +21,7 @@ from tapeless.data.packages import require_package
 from tapeless.data.tokenizer import StreamDecoder, Tokenizer, byte_symbols, utf8
 from tapeless.errors import DataError
 
+BYTES, DEFAULT_SIZE = 256, 4096  # ids of a new BPE: the least, and if none are asked for
 MAX_IDS = 1 << 22  # the table has an entry for each: a stray id of four billion must not allocate one
 WORD = re.compile(r"'(?:[stmd]|re|ve|ll)| ?[A-Za-z]+| ?[0-9]+| ?[^\sA-Za-z0-9]+|\s+(?!\S)|\s+", re.ASCII)
 LINE = re.compile(r"(?<=\S)(?=\n)")  # no word spans the end of a line after a visible character
@@ -172,7 +173,9 @@ class WordCache(dict[str, bytes]):
 
 
 def train_bpe(texts: Iterable[str], vocab_size: int | None) -> BpeTokenizer:
-    if vocab_size is None or vocab_size < 256:
+    if vocab_size is None:
+        vocab_size = DEFAULT_SIZE
+    if vocab_size <= BYTES:
         raise DataError(f"bpe starts from the 256 bytes and adds merges up to vocab_size; set it above 256, got {vocab_size}")
     package = tokenizers_package()
     backend = package.Tokenizer(package.models.BPE())

@@ -1,13 +1,10 @@
 """An estimate as text. Tested by: tests/cli/test_estimate.py."""
 
-import textwrap
-
 from tapeless.config import AnyModelConfig, TrainConfig
 from tapeless.estimate.fit import gib
 from tapeless.estimate.record import Record
-from tapeless.text import MIB, table
-from tapeless.training.display import LABEL, WIDTH
-from tapeless.training.summary import Row, duration, model_text
+from tapeless.text import MIB, Row, rows_text, table
+from tapeless.training.summary import duration, model_text
 
 UNITS = ("", "k", "M", "G", "T", "P", "E", "Z")
 
@@ -71,11 +68,3 @@ def unit(number: float) -> str:
     while number >= 999.5 and power < len(UNITS) - 1:
         number, power = number / 1000, power + 1
     return f"{number:.3g} {UNITS[power]}"
-
-
-def rows_text(rows: list[Row]) -> str:
-    margin = " " * LABEL
-    return "\n".join(
-        f"{label:<{LABEL}}{textwrap.fill(words, WIDTH - LABEL, subsequent_indent=margin, break_on_hyphens=False)}"
-        for label, words in rows
-    )

@@ -10,8 +10,15 @@ UNITS = ("", "k", "M", "G", "T", "P", "E", "Z")
 
 
 def text(found: Record, config: AnyModelConfig, train: TrainConfig) -> str:
-    blocks = [rows_text(heading(found, config, train)), memory_table(found), rows_text(closing(found))]
-    return "\n\n".join(blocks)
+    """All but the time, the verdict first."""
+    memory, disk = found["memory"], found["disk"]
+    refused = {obstacle["code"]: obstacle["message"] for obstacle in found["resource_errors"]}
+    fits = refused.get("TOO_LARGE") or f"{gib(memory['peak'])} of the {gib(memory['available'])} that are free: it fits"
+    kept = f"{gib(disk['checkpoint'])} a checkpoint, up to {disk['at_once']} at a time: {gib(disk['most'])}"
+    stays = refused.get("DISK_FULL") or f"{kept} of the {gib(disk['free'])} that are free for {disk['out_dir']}"
+    flops = f"{unit(found['flops_a_step'])}FLOP a step, {unit(found['flops'])}FLOP in all, of the model's own products"
+    verdict = [*heading(found, config, train), ("memory", fits), ("disk", stays), ("arithmetic", flops)]
+    return f"{rows_text(verdict)}\n\n{memory_table(found)}\n"
 
 
 def heading(found: Record, config: AnyModelConfig, train: TrainConfig) -> list[Row]:
@@ -36,20 +43,14 @@ def memory_table(found: Record) -> str:
     return table(rows)
 
 
-def closing(found: Record) -> list[Row]:
-    memory, disk = found["memory"], found["disk"]
-    refused = {obstacle["code"]: obstacle["message"] for obstacle in found["resource_errors"]}
-    fits = refused.get("TOO_LARGE") or f"{gib(memory['peak'])} of the {gib(memory['available'])} that are free: it fits"
-    kept = f"{gib(disk['checkpoint'])} a checkpoint, up to {disk['at_once']} at a time: {gib(disk['most'])}"
-    stays = refused.get("DISK_FULL") or f"{kept} of the {gib(disk['free'])} that are free for {disk['out_dir']}"
-    flops = f"{unit(found['flops_a_step'])}FLOP a step, {unit(found['flops'])}FLOP in all, of the model's own products"
-    return [("memory", fits), ("disk", stays), ("arithmetic", flops), *time_rows(found)]
+def time_text(found: Record) -> str:
+    return rows_text(_time_rows(found))
 
 
-def time_rows(found: Record) -> list[Row]:
+def _time_rows(found: Record) -> list[Row]:
     time = found["time"]
     if time is None:
-        return [("time", "not measured (--no-calibrate)")]
+        return [("time", f"not measured: {found.get('time_error', '--no-calibrate')}")]
     speed = f"{found['tokens_a_step'] / time['step']:,.0f} tokens/s, {unit(found['flops_a_step'] / time['step'])}FLOP/s"
     beside = ", ".join(f"{name} {duration(seconds)}" for name, seconds in time["parts"].items())
     return [

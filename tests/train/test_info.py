@@ -120,8 +120,8 @@ def test_losses_best_and_what_is_not_a_number(run: RunDir):
     assert facts["recent_loss"] == pytest.approx(sum(range(21, 41)) / 20)
     assert (facts["first_loss"], facts["last_loss"], facts["seconds"]) == (1.0, 40.0, 20.0)
     text = describe(facts)
-    assert "validation  nan at step 30" in text
-    assert "best        1.5000 at step 20" in text
+    assert "validation nan at step 30" in text
+    assert "best       1.5000 at step 20" in text
     assert "bigram 2.5000, unigram 3.5000, uniform 5.5000" in text
 
 

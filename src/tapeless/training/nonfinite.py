@@ -71,11 +71,11 @@ def explained(
 
 
 def _next(run: RunDir, peak: float) -> str:
-    """What to do. The same step of the same run would diverge again."""
-    smaller = f"with a smaller learning rate: tapeless train resume {run.path} --lr {peak / 2:.2g}"
+    """What to do. Without a checkpoint, the same steps would diverge again."""
+    resume, smaller = f"tapeless train resume {run.path}", f"--lr {peak / 2:.2g}"
     if checkpoints(run.checkpoints):
-        return f"resume from the last checkpoint {smaller}"
-    return f"there is no checkpoint yet: start again at step 0 {smaller}"
+        return f"resume from the last checkpoint: {resume}; if it diverges again, with a smaller learning rate: {smaller}"
+    return f"there is no checkpoint yet: start again at step 0, with a smaller learning rate: {resume} {smaller}"
 
 
 def first_bad_tensor(model: AnyModel, batch: Sequence[Tensor], counts: Mapping[str, int]) -> BadTensor:

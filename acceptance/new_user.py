@@ -21,6 +21,7 @@ from training import scratch
 
 from tapeless.cli.main import main
 from tapeless.estimate.calibrate import CAP
+from tapeless.training import threads
 
 NEW = "train new"
 # what is typed, and what the error must say
@@ -188,6 +189,35 @@ def check_items(claims: Claims, folder: Path) -> None:
     claims.check("`tapeless train new --help`", bound="45 lines of 100 columns", measured=len(text), ok=len(text) <= 45)
 
 
+def check_packages(claims: Claims) -> None:
+    """What an optional package is named as, if it is missing."""
+    before = sys.modules.get("tokenizers")
+    sys.modules["tokenizers"] = None  # type: ignore[assignment]
+    bpe = ["train", "new", *SHAPE, *QUIET, "--dataset-path", "my.txt", "--tokenizer", "bpe", "--max-steps", "1"]
+    check_words(claims, "an extra that is missing", bpe, "pip install 'tapeless[bpe]'", status=2)
+    sys.modules.pop("tokenizers")
+    if before is not None:
+        sys.modules["tokenizers"] = before
+
+
+def check_threads(claims: Claims) -> None:
+    """With twice as many busy processes as cores."""
+    cores = os.cpu_count() or 1
+    threads.load_average = lambda: 2.0 * cores  # that of the last minute has not risen yet
+    others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2 * cores)]
+    try:
+        time.sleep(1)
+        found = [threads.slower_threads("cpu") for _ in range(5)]
+    finally:
+        for process in others:
+            process.kill()
+    warned = [text for text in found if text]
+    measured = f"{len(warned)} of 5: {warned[0] if warned else ''}"
+    claims.check(
+        "a busy machine: all threads are slower than one, and it is said", bound="yes", measured=measured, ok=bool(warned)
+    )
+
+
 def run_info() -> str:
     out = io.StringIO()
     with contextlib.redirect_stdout(out):
@@ -221,12 +251,13 @@ def check_silence(claims: Claims, folder: Path) -> dict[str, object]:
 if __name__ == "__main__":
     claims = Claims("new_user")
     with scratch() as folder, contextlib.chdir(folder):
-        Path("runs/mine").mkdir(parents=True)
-        Path("runs/mine/config.toml").touch()
         from pydoc_data.topics import topics
 
         Path("my.txt").write_text("\n\n".join(topics.values())[:100_000])
+        said(["train", "new", *SHAPE, *QUIET, "--dataset-path", "my.txt", "--max-steps", "1", "--out-dir", "runs/mine"])
         mistakes = check_mistakes(claims)
         check_items(claims, folder)
+        check_packages(claims)
+        check_threads(claims)
         silence = check_silence(claims, folder)
     claims.finish(mistakes=json.loads(json.dumps(mistakes)), seconds=silence)

@@ -64,7 +64,7 @@ def test_what_a_run_says(trained: tuple[Path, str]):
         "done 40 steps",
         "bigram ",
         f"tapeless generate {run}",
-        f"tapeless train resume {run} --override max_steps=80",
+        f"tapeless train resume {run} --max-steps 80",
     ):
         assert words in said
     assert out.count("sample\n") == 2

@@ -59,7 +59,7 @@ def test_a_run_that_was_played_to_its_end(run: RunDir):
         "text.txt: 1 document",
     ):
         assert words in text
-    assert f"tapeless train resume {run.path} --override max_steps=24" in text
+    assert f"tapeless train resume {run.path} --max-steps 24" in text
 
 
 def test_prepared_and_never_begun(run: RunDir):

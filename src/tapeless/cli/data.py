@@ -1,7 +1,7 @@
 """Tokenize text once for many runs, and inspect the result.
 
     tapeless data prepare my.txt --out data/mine --tokenizer bpe --vocab-size 4096
-    tapeless train new --dataset-path data/mine --vocab-size 4096
+    tapeless train new --dataset-path data/mine
     tapeless data info data/mine
     tapeless data sample data/mine --count 3
 

@@ -41,8 +41,18 @@ def run(args: argparse.Namespace) -> int:
     if not prompt:
         raise UsageError(f"{args.run_dir} was imported and has no text to start from; pass --prompt")
     stream = None if args.json or args.num_samples > 1 else tokenizer.stream()
-    if stream is not None:
-        print("".join(map(stream.push, prompt)), end="", flush=True)
+    # The first two tokens wait for kernels to be compiled, and a line about that would be in the middle of the text.
+    text: list[str] = [] if stream is None else [stream.push(token) for token in prompt]
+    held = len(prompt) + 1
+
+    def show(piece: str) -> None:
+        nonlocal held
+        text.append(piece)
+        if len(text) > held:
+            print("".join(text), end="", flush=True)
+            text.clear()
+            held = 0
+
     late: list[str] = []  # warnings, printed after the text that is being streamed
     samples = generate(
         model,
@@ -52,16 +62,16 @@ def run(args: argparse.Namespace) -> int:
         sampling=Sampling(**{**generation.non_default(), **given(args, "sampling")}),
         vocab_size=tokenizer.vocab_size,
         stop=generation.eos_ids,
-        on_token=None if stream is None else lambda _, token: print(stream.push(token), end="", flush=True),
+        on_token=None if stream is None else lambda _, token: show(stream.push(token)),
         on_warning=late.append if stream is not None else warn,
     )
     texts = [tokenizer.decode([*prompt, *ids]) for ids in samples]
     if args.json:
         print(json.dumps({"prompt": args.prompt, "samples": texts}))
     elif stream is not None:
-        print(stream.finish(), flush=True)
-        for text in late:
-            warn(text)
+        print("".join(text) + stream.finish(), flush=True)
+        for warning in late:
+            warn(warning)
     else:
-        print("\n\n".join(f"--- sample {i + 1}\n{text}" for i, text in enumerate(texts)))
+        print("\n\n".join(f"--- sample {i + 1}\n{sample}" for i, sample in enumerate(texts)))
     return 0

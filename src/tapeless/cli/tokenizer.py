@@ -2,7 +2,7 @@
 
     tapeless tokenizer train my.txt --out tokenizer.json --vocab-size 4096
     tapeless tokenizer info tokenizer.json --text my.txt
-    tapeless train new --dataset-path my.txt --tokenizer tokenizer.json --vocab-size 4096
+    tapeless train new --dataset-path my.txt --tokenizer tokenizer.json
 
 The format is that of Hugging Face `tokenizers`."""
 

@@ -144,7 +144,7 @@ def next_commands(run: Path, ending: str, total_steps: int) -> list[Row]:
     path = shlex.quote(str(run))
     resume = (f"tapeless train resume {path}", "continue as if it had not been interrupted")
     if ending in ("done", "early"):
-        resume = (f"tapeless train resume {path} --override max_steps={2 * total_steps}", "train for longer")
+        resume = (f"tapeless train resume {path} --max-steps {2 * total_steps}", "train for longer")
     others = [
         (f"tapeless generate {path} --temperature 0.7", "generate text"),
         (f"tapeless eval {path} --checkpoint best", "evaluate on the whole validation text"),

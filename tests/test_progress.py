@@ -24,7 +24,7 @@ def test_a_wait_is_lines_in_a_file(hurry: None, capsys: pytest.CaptureFixture):
         with busy("compiling", since=time.monotonic() - 7):
             wait()
     lines = capsys.readouterr().err.splitlines()
-    assert "reading … 0 s" in lines
+    assert "reading …" in lines
     assert "compiling … 7 s" in lines
     assert text() == ""
 
@@ -34,7 +34,7 @@ def test_on_a_terminal_one_line_is_updated_and_erased(hurry: None, capsys: pytes
     with shown(), busy("reading"):
         wait()
     err = capsys.readouterr().err
-    assert "\r" + "reading … 0 s" + "\x1b[K" in err
+    assert "\rreading …\x1b[K" in err
     assert err.endswith("\r\x1b[K")
     assert "\n" not in err
 
@@ -43,7 +43,7 @@ def test_nothing_is_said_unasked_or_while_another_shows_it(hurry: None, capsys: 
     with busy("reading"):
         wait()
         with shown(), shown(False):
-            assert text() == "reading … 0 s"
+            assert text() == "reading …"
             wait()
     with shown():
         wait()

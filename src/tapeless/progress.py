@@ -59,7 +59,8 @@ def text() -> str:
     if not _progress.tasks:
         return ""
     what, since = _progress.tasks[-1]
-    return f"{what} … {time.monotonic() - since:.0f} s"
+    seconds = int(time.monotonic() - since)
+    return f"{what} … {seconds} s" if seconds else f"{what} …"
 
 
 @contextmanager

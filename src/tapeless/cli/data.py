@@ -16,6 +16,7 @@ from typing import Any
 from tapeless.cli.options import add_fields, given
 from tapeless.config import TrainConfig, checked
 from tapeless.errors import ConfigError
+from tapeless.progress import busy
 
 HELP = "tokenize text for training, inspect it"
 
@@ -55,7 +56,8 @@ def run_prepare(args: argparse.Namespace) -> int:
     from tapeless.data.prepare import prepare
 
     try:
-        data = prepare(config, args.vocab_size, args.out, processes=args.processes)
+        with busy("reading and tokenizing the text"):
+            data = prepare(config, args.vocab_size, args.out, processes=args.processes)
     except BaseException:  # also Ctrl-C: incomplete output would block the next attempt
         shutil.rmtree(args.out, ignore_errors=True)
         raise

@@ -50,7 +50,7 @@ def time_text(found: Record) -> str:
 def _time_rows(found: Record) -> list[Row]:
     time = found["time"]
     if time is None:
-        return [("time", f"not measured: {found.get('time_error', '--no-calibrate')}")]
+        return [("time", f"not measured: {found['time_error']}" if "time_error" in found else "not measured (--no-calibrate)")]
     speed = f"{found['tokens_a_step'] / time['step']:,.0f} tokens/s, {unit(found['flops_a_step'] / time['step'])}FLOP/s"
     beside = ", ".join(f"{name} {duration(seconds)}" for name, seconds in time["parts"].items())
     return [

@@ -16,6 +16,7 @@ import sys
 import time
 from pathlib import Path
 
+import torch
 from claim import Claims
 from training import scratch
 
@@ -203,6 +204,7 @@ def check_packages(claims: Claims) -> None:
 def check_threads(claims: Claims) -> None:
     """With twice as many busy processes as cores."""
     cores = os.cpu_count() or 1
+    torch.set_num_threads(max(2, cores))  # whatever the environment says
     threads.load_average = lambda: 2.0 * cores  # that of the last minute has not risen yet
     others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2 * cores)]
     try:

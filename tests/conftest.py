@@ -24,3 +24,9 @@ def _plain_ops(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
 def _same_numbers_every_time() -> None:
     """A test that draws without a seed of its own draws the same whichever tests ran before it."""
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def _quiet_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run on a busy machine warns of it, and the machine that runs the tests may be one."""
+    monkeypatch.setattr("tapeless.training.threads.load_average", lambda: 0.0)

@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from threading import current_thread, main_thread
 from typing import Any
@@ -22,13 +22,14 @@ from tapeless.estimate.disk import disk_of
 from tapeless.estimate.fit import resource_errors
 from tapeless.estimate.memory import memory_of
 from tapeless.model.build import AnyModel
+from tapeless.progress import busy
 from tapeless.report.reporters import Reporters, check_packages
 from tapeless.training.display import Display, make_display
 from tapeless.training.init_from import load_initial_weights, resolve_recipe
 from tapeless.training.metrics_log import copied, read_metrics
 from tapeless.training.output import ignore_write_errors
 from tapeless.training.phases import Phases
-from tapeless.training.plan import total_steps
+from tapeless.training.plan import planned_rate, total_steps
 from tapeless.training.process import process_settings
 from tapeless.training.run_config import Change, RunConfig, write_run_config
 from tapeless.training.run_dir import RunDir
@@ -44,9 +45,12 @@ from tapeless.training.runs import (
     unused_path,
 )
 from tapeless.training.signals import StopSignals
+from tapeless.training.threads import slower_threads
 from tapeless.training.trainer import Trainer
+from tapeless.training.vocabulary import infer_vocab_size
 
 STOP = "stop"  # what a callback returns to stop the run
+JUMP = 1.2  # growth of the learning rate at a resume that is worth a warning
 MACHINE = ("device", "dtype", "ops", "threads", "deterministic")  # settings whose change may change the last bits
 Event = dict[str, Any]
 Callback = Callable[[Event], object]
@@ -102,20 +106,26 @@ def train(
     of_model = {key: settings.pop(key) for key in [f.name for f in fields(KINDS[recipe.kind])] if key in settings}
     recipe = recipe._replace(model={**recipe.model, **of_model}, train={**recipe.train, **settings})
     name = name or found
-    model_config, train_config = resolve_recipe(recipe, name)
+    model_config, train_config = resolve_recipe(recipe)
+    model_config, vocabulary = infer_vocab_size(recipe, model_config, train_config)
     if train_config.init_from:
         name = Path(train_config.init_from).resolve().name
     check_packages(train_config.report_to)
     shown = make_display(display, train_config.log_every)
     path = Path(train_config.out_dir) if train_config.out_dir else unused_path(name)
     with process_settings(train_config):
-        train_config = resolve_defaults(model_config, train_config)
-        for error in _resource_errors(model_config, train_config, path):
+        if vocabulary:
+            shown.rows([("vocabulary", vocabulary)])
+        with busy("checking memory and disk"):
+            train_config = resolve_defaults(model_config, train_config)
+            errors = _resource_errors(model_config, train_config, path)
+        for error in errors:
             if not skip_resource_check:
                 raise error
             shown.warn(str(error))
         phases.end("resource check")
-        run, run_config, dataset = create_run(model_config, train_config, path, sys.argv)
+        with busy("reading and tokenizing the data"):
+            run, run_config, dataset = create_run(model_config, train_config, path, sys.argv)
         phases.end("data")
         try:
             return _train(run, run_config, dataset, shown, user, phases)
@@ -144,7 +154,8 @@ def resume(
     check_packages(config.train.report_to)
     shown = make_display(display, config.train.log_every)
     with process_settings(config.train):
-        data = open_prepared(run.path)
+        with busy("opening the data"):
+            data = open_prepared(run.path)
         phases.end("data")
         return _train(run, config, data, shown, user, phases, resume=True, fallback=fallback, changes=changes)
 
@@ -221,7 +232,8 @@ def _train(
             stack.enter_context(ignore_write_errors())
             stack.enter_context(signals)
         record = stack.enter_context(Recorder(run, user, delayed=[display.event]))
-        model = make_model(config.model, config.train)
+        with busy("building the model"):
+            model = make_model(config.model, config.train)
         load_initial_weights(model, run, config, on_warning=display.warn)
         trainer = Trainer(
             model,
@@ -240,9 +252,13 @@ def _train(
                 display.warn(f"the last bits may differ from an uninterrupted run: {'; '.join(changed)}")
             if changes:
                 write_run_config(run.config, config)
+            _say_what_changes(trainer, changes, display)
         record.delayed.append(stack.enter_context(Reporters(run, config.train.report_to)).event)
-        found = data.baselines()
+        with busy("computing the baselines"):
+            found = data.baselines()
         display.introduce(run.path, trainer, found)
+        if text := slower_threads(config.train.device):
+            display.warn(text)
         phases.end("model")
         if config.train.verify and not resume:
             _check_gradients(trainer, display)
@@ -260,7 +276,9 @@ def _train(
                 "time": time.time(),
             }
         )
-        with display:
+        with display, ExitStack() as first_step:
+            first_step.enter_context(busy("taking the first step"))
+            record.listeners.insert(0, lambda event: first_step.close())
             try:
                 reason = trainer.run()
             finally:
@@ -273,10 +291,30 @@ def _train(
     return TrainResult(run.path, model, reason, trainer.steps, *losses)
 
 
+def _say_what_changes(trainer: Trainer, changes: Sequence[Change], display: Display) -> None:
+    """What a resume does that may surprise: nothing, or a jump of the learning rate."""
+    step = trainer.steps
+    if step >= trainer.total_steps:
+        display.warn(f"all {step:,} steps are done already; --max-steps {2 * step} trains for longer")
+        return
+    old = {change.name: change.old for change in changes if change.table == "train"}
+    if not step or not old:
+        return
+    before = planned_rate(replace(trainer.config, **old), step - 1, trainer.loader.num_windows, trainer.samples)
+    rate = trainer.learning_rate(step)
+    if rate > JUMP * before:
+        display.warn(
+            f"the learning rate rises from {before:.2e} to {rate:.2e} at step {step + 1}: {trainer.config.lr_schedule} is now "
+            f"planned over {trainer.total_steps:,} steps; --lr-schedule constant --lr {before:.3g} keeps the rate, with "
+            "--lr-schedule wsd it also falls at the end"
+        )
+
+
 def _check_gradients(trainer: Trainer, display: Display) -> None:
     from tapeless.verify.first_batch import first_batch_findings  # only runs that verify load it
 
-    findings = list(first_batch_findings(trainer.model, *trainer.next_batch()))
+    with busy("checking the gradients of the first batch"):
+        findings = list(first_batch_findings(trainer.model, *trainer.next_batch()))
     failed = [finding for finding in findings if not finding.ok]
     display.verified(len(findings), failed)
     if failed:

@@ -52,7 +52,7 @@ def test_what_a_run_says(trained: tuple[Path, str]):
         f"run {run}",
         "parameters: 1 layer of width 16, 2 heads, swiglu 32, RMSNorm before each sublayer, rotary positions",
         "training tokens",
-        "tokenizer bytes, 256 ids, 1.00 bytes per token",
+        "tokenizer bytes, 256 ids, 1.00 bytes per token of the validation text",
         "ops cpu (",
         "float32 on cpu",
         "steps 40 of 4 x 32 = 128 tokens",
@@ -64,7 +64,7 @@ def test_what_a_run_says(trained: tuple[Path, str]):
         "done 40 steps",
         "bigram ",
         f"tapeless generate {run}",
-        f"tapeless train resume {run} --override max_steps=80",
+        f"tapeless train resume {run} --max-steps 80",
     ):
         assert words in said
     assert out.count("sample\n") == 2
@@ -131,7 +131,7 @@ def test_a_resume_may_go_further_when_it_is_told_to(trained: tuple[Path, str], t
     ("words", "says"),
     [
         (["train"], "the following arguments are required: ACTION"),
-        (["train", "newer"], "invalid choice: 'newer'"),
+        (["train", "newer"], "no such command; did you mean 'new'?"),
         (["train", "resume"], "the following arguments are required: RUN"),
         (["train", "resume", "nowhere"], "nowhere is not the directory of a run: expected config.toml in it"),
         (["train", "info", "nowhere"], "nowhere is not the directory of a run"),

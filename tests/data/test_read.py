@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tapeless.data import chunks, read, split
-from tapeless.data.read import read_chunks
+from tapeless.data.read import read_chunks, skipped_files
 from tapeless.errors import DataError, MissingError
 
 
@@ -175,10 +175,18 @@ def test_zstandard(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("name", "package"), [("a.jsonl.zst", "zstandard"), ("a.parquet", "pyarrow"), ("hf:owner/name", "datasets")]
+    ("name", "package", "extra"),
+    [("a.jsonl.zst", "zstandard", "tables"), ("a.parquet", "pyarrow", "tables"), ("hf:owner/name", "datasets", "datasets")],
 )
-def test_an_optional_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, package: str):
+def test_an_optional_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, package: str, extra: str):
     monkeypatch.setitem(sys.modules, package, None)
     path = name if package == "datasets" else write(tmp_path / name, b"x")
-    with pytest.raises(MissingError, match=f"needs the package `{package}`: pip install {package}"):
+    with pytest.raises(MissingError, match=rf"needs the package `{package}`: pip install 'tapeless\[{extra}\]'"):
         read_documents(path)
+
+
+def test_skipped_files_are_counted(tmp_path: Path):
+    for name in ("a.txt", "b.PNG", "c.png", ".hidden", "d", "e.jsonl.gz", "sub/f.pdf"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    assert skipped_files(str(tmp_path)) == {".png": 2, "no suffix": 1, ".pdf": 1}

@@ -48,6 +48,34 @@ def test_what_is_long_is_measured_with_fewer_layers_then_fewer_rows(monkeypatch:
     assert reduced(SimpleLMConfig(), monkeypatch, rate=1.0) == [(None, 1)]
 
 
+def test_windows_are_shortened_last(monkeypatch: pytest.MonkeyPatch):
+    """Where one row of few layers takes long, and what is measured goes with the FLOPs."""
+    model, train = replace(MODEL, max_seq_len=1024), replace(TRAIN, seq_len=1024)
+    monkeypatch.setattr(module, "matmul_seconds", lambda dtype, device: 2.0 * 512**3)
+    chosen = choose_reduced(model, train, memory_of(model, train), PLENTY)
+    assert [(each.train.batch_size, each.train.seq_len) for each in chosen] == [(1, module.SHORT)] * 2
+    rows = module.Reduced(model, replace(train, batch_size=2))
+    assert module.flops_of(module.Reduced(model, train)) == 4 * module.flops_of(rows)
+
+
+def test_measuring_ends_even_if_a_round_takes_long(monkeypatch: pytest.MonkeyPatch):
+    class Slow:
+        rounds = 0
+
+        def step(self) -> None:
+            self.rounds += 1
+
+        def update(self) -> None: ...
+
+        evaluate = write = update
+
+    bench = Slow()
+    monkeypatch.setattr(module, "CAP", -1.0)
+    found = module.timed([bench], "cpu")  # type: ignore[list-item]
+    assert bench.rounds == 1
+    assert [len(seconds) for (seconds,) in found.values()] == [1] * 4
+
+
 def test_a_frozen_layer_need_not_be_among_the_fewer(monkeypatch: pytest.MonkeyPatch):
     assert reduced(MODEL, monkeypatch, rate=1.0, train=replace(TRAIN, freeze="blocks.4.*")) == [(1, 1), (3, 1)]
 

@@ -197,5 +197,5 @@ def test_other_refusals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     with pytest.raises(ConfigError, match="has no dtype 'q4_k'"):
         export_gguf(tmp_path / "y.gguf", config, {}, BPE, Generation(), dtype="q4_k")
     monkeypatch.setitem(__import__("sys").modules, "gguf", None)
-    with pytest.raises(MissingError, match="a GGUF export needs the package `gguf`: pip install gguf"):
+    with pytest.raises(MissingError, match=r"a GGUF export needs the package `gguf`: pip install 'tapeless\[gguf\]'"):
         export_gguf(tmp_path / "y.gguf", config, model_of(config).params, BPE, Generation())

@@ -142,3 +142,17 @@ def test_the_time_of_a_run_is_a_bar_and_two_tables(run: RunDir):
     assert "<th>evaluation</th>" in page.replace('<i class="key k1"></i>', "")
     assert "of the median step" in page
     assert render([history, history], ["a", "b"]).count('class="times"') == 4
+
+
+def test_a_comparison_has_every_value_of_a_changed_setting(tmp_path: Path):
+    plain, changed = (history_of(tmp_path / name, 200, lr=0.2, out_dir=name) for name in ("a", "b"))
+    changed.add({**changed.start, "event": "resume", "step": 20, "changes": {"lr": [0.1, 0.2]}})
+    (table,) = re.findall(r"differences.*?</table>", render([plain, changed]), re.S)
+    assert "<tr><th>train.lr</th><td>0.2</td><td>0.1, from step 21 on 0.2</td></tr>" in table
+
+
+def test_the_charts_know_of_resumes(tmp_path: Path):
+    history = history_of(tmp_path / "run", 30)
+    history.add({**history.start, "event": "resume", "step": 30, "changes": {"lr": [0.1, 0.2]}})
+    (run,) = json.loads(Tags(render([history])).texts["script"][0])["runs"]
+    assert run["resumes"] == [{"step": 30, "text": "resumed, lr 0.1 -> 0.2", "tokens": 15360, "seconds": pytest.approx(1.5)}]

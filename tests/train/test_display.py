@@ -224,7 +224,7 @@ def test_the_introduction_says_what_was_decided(trainer: Trainer, tmp_path: Path
     assert rows["run"] == str(tmp_path / "run")
     assert rows["baselines"] == "ln 256 5.5452, unigram 3.2000, bigram 2.5000"
     assert rows["steps"] == "12 of 2 x 8 = 16 tokens, 0.312 epochs; no warm-up"
-    assert rows["tokenizer"] == "bytes, 256 ids, 1.00 bytes per token"
+    assert rows["tokenizer"] == "bytes, 256 ids, 1.00 bytes per token of the validation text"
     assert (
         rows["optimizer"]
         == "adamw, beta1 0.9, beta2 0.95, eps 1e-08, lr 0.01, warmup-cosine to 0.001, gradient norm clipped at 1"
@@ -248,7 +248,7 @@ def test_decay_groups_by_kind():
     names = ["embed.w", *(f"blocks.{i}.{n}" for i in range(3) for n in ("attn_norm.w", "attn.wq", "attn.wk")), "head.w"]
     decay = {name for name in names if "norm" not in name}
     assert decay_groups(names, decay) == ("embed.w, attn.{wq wk}, head.w", "attn_norm.w")
-    assert decay_groups(["w.b"], []) == ("nothing", "w.b")
+    assert decay_groups(["w.b"], []) == ("", "w.b")
 
 
 def test_models_in_words():

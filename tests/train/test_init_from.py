@@ -97,7 +97,7 @@ def test_a_run_that_was_trained_here_will_do(source: Path, tmp_path: Path):
 
 def test_only_what_is_of_training_alone_may_change(source: Path):
     def resolved(model: dict, **train: str) -> tuple:
-        return resolve_recipe(Recipe("model", model, {"init_from": str(source), **train}), "test")
+        return resolve_recipe(Recipe("model", model, {"init_from": str(source), **train}))
 
     model, settings = resolved({"dropout": 0.1})
     assert (model.dropout, model.hidden_dim, settings.tokenizer) == (0.1, 16, str(source / "tokenizer.json"))

@@ -164,7 +164,9 @@ def test_the_dump_says_it_all_and_the_run_goes_on(tmp_path: Path, monkeypatch: p
             return healthy(self)
 
         patch.setattr(Trainer, "next_batch", spoilt)
-        with pytest.raises(NonFiniteError, match=r"dump: .*step-00000007\.json; resume .* tapeless train resume ") as caught:
+        with pytest.raises(
+            NonFiniteError, match=r"step-00000007\.json; resume .* tapeless train resume .*run; if it d"
+        ) as caught:
             play(run)
     dump = json.loads((run.path / "dumps" / "step-00000007.json").read_text())
     assert dump["step"] == 7
@@ -178,3 +180,9 @@ def test_the_dump_says_it_all_and_the_run_goes_on(tmp_path: Path, monkeypatch: p
     assert tokens.shape == torch.tensor(dump["batch"]["targets"]).shape == (2, 8)
     assert play(run, resume=True)[0] == "done"
     assert final_bytes(run) == final_bytes(expected)
+
+
+def test_before_the_first_checkpoint_the_run_starts_again_with_a_smaller_rate(tmp_path: Path):
+    run = begin_run(tmp_path / "run", config(lr=1e30, grad_clip=0.0, save_every=1000, eval_every=0))
+    with pytest.raises(NonFiniteError, match=r"no checkpoint yet: start again at step 0, .* train resume .*run --lr 5e\+29$"):
+        play(run)

@@ -178,6 +178,27 @@ def test_a_resume_on_another_machine_announces_what_differs(tmp_path: Path, capl
     assert read_run_config(RunDir(path).config).train.dtype == "float32"
 
 
+def test_what_a_resume_does_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    """A finished run has nothing to do; one that is extended starts its schedule again where that has a higher rate."""
+    train(MODEL, text_file(tmp_path, 700), out_dir=tmp_path / "run", display=None, ops="reference", **FEW)
+    assert caplog.messages == []
+    resume(tmp_path / "run", display=None)
+    assert caplog.messages == ["all 6 steps are done already; --max-steps 12 trains for longer"]
+    caplog.clear()
+    resume(tmp_path / "run", display=None, max_steps=12)
+    assert "the learning rate rises from " in caplog.messages[0]
+    assert "--lr-schedule constant --lr " in caplog.messages[0]
+    caplog.clear()
+    resume(tmp_path / "run", display=None, max_steps=13, lr_schedule="constant", lr=1e-6, min_lr=1e-7)
+    assert caplog.messages == []
+
+
+def test_windows_longer_than_the_model_is_for_are_refused(tmp_path: Path):
+    with pytest.raises(ConfigError, match="seq_len 16 is beyond max_seq_len 8; give --max-seq-len 16 too"):
+        train(MODEL, text_file(tmp_path, 700), out_dir=tmp_path / "run", display=None, seq_len=16)
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_run_of_another_machine_says_what_to_override(tmp_path: Path):
     path = train(MODEL, text_file(tmp_path, 700), out_dir=tmp_path / "run", display=None, **FEW).path
     recorded = (path / "config.toml").read_text()

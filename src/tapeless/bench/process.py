@@ -12,6 +12,7 @@ from typing import Any
 
 from tapeless.bench.task import OUR_OWN, Task
 from tapeless.errors import WorkerError
+from tapeless.progress import busy
 
 COMMAND = (sys.executable, "-m", "tapeless.bench")
 WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")  # how threads wait, which `tapeless` sets for itself
@@ -48,7 +49,8 @@ class Process:
         try:
             self._process.stdin.write(json.dumps({"do": do, **arguments}) + "\n")
             self._process.stdin.flush()
-            line = self._process.stdout.readline()
+            with busy(f"{self.task.label}: {do}"):
+                line = self._process.stdout.readline()
         except BrokenPipeError:
             line = ""
         if not line:

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from tapeless.cli.options import add_fields, add_model_arguments, chosen, say
 from tapeless.config import TrainConfig, nearest
 from tapeless.errors import UsageError
+from tapeless.progress import LOADING, busy
 
 if TYPE_CHECKING:
     from tapeless.bench.measure import How
@@ -81,11 +82,12 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"--threads {args.threads}, but this machine has {os.cpu_count()}")
     name, model, train = chosen(args)
 
-    from tapeless.bench.measure import How
-    from tapeless.bench.report import text
-    from tapeless.bench.task import USUAL, Task, measured
-    from tapeless.training.plan import default_seq_len
-    from tapeless.training.process import usable_device
+    with busy(LOADING):
+        from tapeless.bench.measure import How
+        from tapeless.bench.report import text
+        from tapeless.bench.task import USUAL, Task, measured
+        from tapeless.training.plan import default_seq_len
+        from tapeless.training.process import usable_device
 
     kind = usable_device(train.device).partition(":")[0]
     contenders = requested or USUAL.get(kind, USUAL["cpu"])

@@ -1,7 +1,7 @@
 """Tokenize text once for many runs, and inspect the result.
 
     tapeless data prepare my.txt --out data/mine --tokenizer bpe --vocab-size 4096
-    tapeless train new --dataset-path data/mine --vocab-size 4096
+    tapeless train new --dataset-path data/mine
     tapeless data info data/mine
     tapeless data sample data/mine --count 3
 
@@ -16,6 +16,7 @@ from typing import Any
 from tapeless.cli.options import add_fields, given
 from tapeless.config import TrainConfig, checked
 from tapeless.errors import ConfigError
+from tapeless.progress import busy
 
 HELP = "tokenize text for training, inspect it"
 
@@ -26,7 +27,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     prepare.add_argument("source", metavar="SOURCE", help="the text: any --dataset-path of `tapeless train new`")
     prepare.add_argument("--out", metavar="DIR", type=Path, required=True, help="output directory; new or empty")
     add_fields(prepare, "train", TrainConfig, only={"val_path", "text_field", "tokenizer"})
-    prepare.add_argument("--vocab-size", type=int, metavar="N", help="vocabulary size of a new BPE; for others, the maximum")
+    prepare.add_argument(
+        "--vocab-size", type=int, metavar="N", help="vocabulary size of a new BPE (default 4096); for others, the maximum"
+    )
     prepare.add_argument("--processes", type=int, metavar="N", help="number of tokenizing processes; default: one per core")
     info = actions.add_parser("info", help="show statistics", description="Show statistics of tokens or text.")
     info.add_argument("source", metavar="SOURCE", type=Path, help="prepared data, token files, or text")
@@ -53,7 +56,8 @@ def run_prepare(args: argparse.Namespace) -> int:
     from tapeless.data.prepare import prepare
 
     try:
-        data = prepare(config, args.vocab_size, args.out, processes=args.processes)
+        with busy("reading and tokenizing the text"):
+            data = prepare(config, args.vocab_size, args.out, processes=args.processes)
     except BaseException:  # also Ctrl-C: incomplete output would block the next attempt
         shutil.rmtree(args.out, ignore_errors=True)
         raise
@@ -90,7 +94,9 @@ def show(facts: dict[str, Any], *, as_json: bool) -> None:
         return
     width = max(map(len, facts)) + 2
     for name, value in facts.items():
-        text = f"{value:,}" if type(value) is int else f"{value[0]:,} … {value[1]:,} … {value[2]:,}" if _three(value) else value
+        text = f"{value:,}" if type(value) is int else value
+        if _three(value):
+            text = f"shortest {value[0]:,}, median {value[1]:,}, longest {value[2]:,}"
         print(f"{name.replace('_', ' '):<{width}}{text}")
 
 

@@ -5,8 +5,8 @@
     tapeless estimate --preset llama-124m --json           as JSON, in bytes, seconds and floating-point operations
 
 Memory is counted by running the step on tensors that have a shape but no storage. The time is measured in a few seconds of
-steps: those of the run itself if they are short, else with fewer layers and rows. `tapeless train new` makes the same memory
-and disk check before it starts.
+steps: those of the run itself if they are short, else with fewer layers, rows and tokens. `tapeless train
+new` makes the same memory and disk check before it starts.
 
 Exit status: 0 it fits, 2 it does not fit into the free memory or disk space, or a usage error."""
 
@@ -14,7 +14,8 @@ import argparse
 import json
 from pathlib import Path
 
-from tapeless.cli.options import add_model_arguments, add_train_arguments, recipe, say
+from tapeless.cli.options import add_model_arguments, add_train_arguments, recipe
+from tapeless.progress import LOADING, busy
 
 HELP = "estimate the memory, time and disk space of a run"
 DOES_NOT_FIT = 2
@@ -31,20 +32,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     name, found_recipe = recipe(args)
 
-    from tapeless.estimate.record import estimate
-    from tapeless.estimate.report import text
-    from tapeless.training.init_from import resolve_recipe
-    from tapeless.training.process import process_settings
-    from tapeless.training.runs import resolve_defaults, unused_path
+    with busy(LOADING):
+        from tapeless.estimate.record import add_time, estimate
+        from tapeless.estimate.report import text, time_text
+        from tapeless.training.init_from import resolve_recipe
+        from tapeless.training.process import process_settings
+        from tapeless.training.runs import resolve_defaults, unused_path
+        from tapeless.training.vocabulary import infer_vocab_size
 
-    config, train = resolve_recipe(found_recipe, name)
+    config, train = resolve_recipe(found_recipe)
+    config, _ = infer_vocab_size(found_recipe, config, train)
     if train.init_from:
         name = Path(train.init_from).resolve().name
     with process_settings(train):
-        train = resolve_defaults(config, train)
-        if not (args.no_calibrate or args.json):
-            say("measuring a few steps …")
         out_dir = Path(train.out_dir) if train.out_dir else unused_path(name)
-        found = estimate(name, config, train, out_dir, calibrated=not args.no_calibrate)
-    print(json.dumps(found) if args.json else text(found, config, train))
+        with busy("counting the memory of a step"):
+            train = resolve_defaults(config, train)
+            found, memory = estimate(name, config, train, out_dir)
+        if not args.json:
+            print(text(found, config, train), flush=True)
+        if not args.no_calibrate:
+            with busy("measuring the time of a few steps"):
+                add_time(found, memory, config, train)
+    print(json.dumps(found) if args.json else time_text(found))
     return DOES_NOT_FIT if found["resource_errors"] else 0

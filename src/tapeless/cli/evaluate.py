@@ -10,6 +10,7 @@ import json
 
 from tapeless.cli.options import add_machine_arguments, add_saved_model_arguments, load_settings, warn
 from tapeless.errors import UsageError
+from tapeless.progress import busy
 
 HELP = "evaluate a trained model on its validation text"
 
@@ -28,16 +29,18 @@ def run(args: argparse.Namespace) -> int:
     from tapeless.training.evaluate import accuracy, evaluate
     from tapeless.training.runs import load
 
-    model, data, config, checkpoint = load(args.run_dir, **load_settings(args), on_warning=warn)
+    with busy(f"loading {args.run_dir}"):
+        model, data, config, checkpoint = load(args.run_dir, **load_settings(args), on_warning=warn)
     if args.dataset_path:
         data = with_text(data, args.dataset_path)
     elif config.imported:
         raise UsageError(f"{args.run_dir} was imported and has no validation text; pass --dataset-path")
     starts = data.val_starts if config.train.document_attention else None
     windows = validation_set(data, config.train.seq_len or 1, starts=starts)
-    found = evaluate(model, windows, data.bytes_per_token)
-    assert found is not None
-    share, num_targets = accuracy(model, windows)
+    with busy("evaluating on the whole validation text"):
+        found = evaluate(model, windows, data.bytes_per_token)
+        assert found is not None
+        share, num_targets = accuracy(model, windows)
     facts = {
         "step": checkpoint.state["step"],
         "tokens": num_targets,

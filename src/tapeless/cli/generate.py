@@ -7,7 +7,7 @@ number of samples."""
 
 import argparse
 import json
-from itertools import chain
+from itertools import chain, islice
 from typing import Any
 
 from tapeless.cli.options import (
@@ -21,6 +21,7 @@ from tapeless.cli.options import (
 )
 from tapeless.config import Sampling, require
 from tapeless.errors import UsageError
+from tapeless.progress import LOADING, busy
 
 HELP = "continue a text with a trained model"
 
@@ -39,14 +40,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from tapeless.generate.engine import SLOTS, Engine
-    from tapeless.generate.text import TextStream
-    from tapeless.training.imported import generation_of
-    from tapeless.training.run_dir import RunDir
-    from tapeless.training.runs import load
+    with busy(LOADING):
+        from tapeless.generate.engine import SLOTS, Engine
+        from tapeless.generate.text import TextStream
+        from tapeless.training.imported import generation_of
+        from tapeless.training.run_dir import RunDir
+        from tapeless.training.runs import load
 
     require(args.num_samples >= 1, "num_samples", "at least 1", args.num_samples)
-    model, data, *_ = load(args.run_dir, **load_settings(args), on_warning=warn)
+    with busy(f"loading {args.run_dir}"):
+        model, data, *_ = load(args.run_dir, **load_settings(args), on_warning=warn)
     tokenizer, generation = data.tokenizer, generation_of(RunDir(args.run_dir), data.tokenizer)
     prompt = [int(i) for i in (tokenizer.encode_prompt(args.prompt) if args.prompt else data.beginning())]
     if not prompt:
@@ -63,9 +66,11 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps({"prompt": args.prompt, "samples": samples, "finish_reasons": [text.finish_reason for text in texts]}))
     else:
         for i, text in enumerate(texts):  # all run at once; what the later ones have is printed when it is their turn
+            # The first two pieces wait for kernels to be compiled, and a line about that would be in the middle of the text.
+            first = [text.prompt, *islice(text, 2)]
             if args.num_samples > 1:
                 print(f"{chr(10) if i else ''}--- sample {i + 1}")
-            for piece in chain([text.prompt], text):
+            for piece in chain(["".join(first)], text):
                 print(piece, end="", flush=True)
             print(flush=True)
     for words in late:

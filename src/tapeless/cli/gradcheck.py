@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from tapeless.cli.options import add_model_arguments, chosen, say
 from tapeless.errors import UsageError
+from tapeless.progress import LOADING, busy
 
 if TYPE_CHECKING:
     from tapeless.verify.finding import Finding
@@ -43,9 +44,10 @@ def run(args: argparse.Namespace) -> int:
     if (args.run_dir or args.op is not None) and ignored:
         raise UsageError(f"{selector} selects what is checked, so {ignored[0]} would be ignored; leave it out")
 
-    from tapeless.training.process import usable_device
-    from tapeless.verify.fixtures import Setting
-    from tapeless.verify.kernel_levels import op_set
+    with busy(LOADING):
+        from tapeless.training.process import usable_device
+        from tapeless.verify.fixtures import Setting
+        from tapeless.verify.kernel_levels import op_set
 
     on = Setting(args.ops, usable_device(args.device))
     args.on = on._replace(ops=op_set(on).name)  # with `auto` resolved

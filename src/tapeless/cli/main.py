@@ -4,14 +4,14 @@ Tested by: tests/cli/test_main.py."""
 import argparse
 import logging
 import os
-import re
 import sys
+from contextlib import nullcontext
 from importlib import import_module
-from typing import NoReturn
 
 import tapeless
-from tapeless.config import nearest
-from tapeless.errors import UNKNOWN_FLAG, WRONG_TYPE, TapelessError, UsageError
+from tapeless.cli.parser import Parser
+from tapeless.errors import TapelessError
+from tapeless.progress import shown
 from tapeless.start import raise_gc_threshold
 from tapeless.training.phases import Phases, process_age
 
@@ -24,34 +24,6 @@ EXIT_STATUS = """exit status:
   1  failed while running                      4    diverged, stopped by a guard
   2  usage, configuration or input error       75   stopped early, resumable
                                                130  interrupted with nothing to save"""
-
-
-class Parser(argparse.ArgumentParser):
-    """argparse with one-line errors that suggest the nearest valid flag."""
-
-    def __init__(self, **options: object):
-        super().__init__(allow_abbrev=False, **options)  # type: ignore[arg-type]
-
-    def error(self, message: str) -> NoReturn:
-        unknown = re.match(r"unrecognized arguments: (--[\w-]+)", message)
-        if unknown:
-            flags = [flag for flag in self._option_string_actions if flag.startswith("--")]
-            raise UNKNOWN_FLAG(flag=unknown[1], nearest=nearest(unknown[1], flags), program=self.prog)
-        wrong = re.match(r"argument (--[\w-]+)\S*: invalid (\w+) value: '(.*)'$", message)
-        if wrong:
-            raise WRONG_TYPE(name=wrong[1], expected=wrong[2], got=wrong[3])
-        raise UsageError(f"{message} (see {self.prog} --help)")
-
-    def parse_args(self, args=None, namespace=None):  # type: ignore[no-untyped-def]
-        """As argparse's, but an unknown flag is reported by the command it was given to, which knows the valid ones, or stored
-        in `passed_on` by a command that passes it to another program."""
-        namespace, rest = self.parse_known_args(args, namespace)
-        if hasattr(namespace, "passed_on"):
-            namespace.passed_on = rest
-        elif rest:
-            command = getattr(namespace, "parser", self)
-            command.error(f"unrecognized arguments: {' '.join(rest)}")
-        return namespace
 
 
 def build_parser() -> Parser:
@@ -96,7 +68,8 @@ def main(argv: list[str] | None = None) -> int:
         load_plugins(argv)
         build_parser().parse_args(argv, args)
         logging.basicConfig(level=logging.INFO if args.verbose else logging.WARNING, format="%(message)s")
-        return args.run(args)
+        with shown() if argv is None else nullcontext():
+            return args.run(args)
     except TapelessError as error:
         if args.debug:
             raise

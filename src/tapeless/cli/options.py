@@ -10,6 +10,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tapeless.cli.parser import EXACT, HelpAll
 from tapeless.config import (
     KINDS,
     WEIGHTS,
@@ -23,20 +24,11 @@ from tapeless.config import (
     preset_recipe,
     read_recipe,
 )
+from tapeless.config.other_names import accepted
 from tapeless.errors import ConfigError, UsageError
 from tapeless.training.unused_options import refuse_unused
 
-# Flags of the systems before this one.
-ALIASES = {
-    "grad_clip": ["--gradient-clip"],
-    "save_every": ["--checkpoint-interval"],
-    "keep_last": ["--max-checkpoints"],
-    "log_every": ["--log-interval"],
-    "out_dir": ["--checkpoint-path"],
-}
-
-
-# Titles in --help for the fields of TrainConfig, by the first field of each group.
+# Titles in --help-all for the fields of TrainConfig, by the first field of each group.
 GROUPS = {
     "dataset_path": "data",
     "init_from": "fine-tuning",
@@ -63,21 +55,30 @@ class Chosen(NamedTuple):
 
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--preset", metavar="NAME", help=f"a named model: {', '.join(preset_names())}")
+    common = parser.add_argument_group("common options")
+    add_with_aliases(common, "preset", metavar="NAME", default=None, help=f"a named model: {', '.join(preset_names())}")
     words = "a TOML file with tables [model] or [simplelm], and [train]"
-    parser.add_argument("--config", metavar="FILE", type=Path, help=words)
+    common.add_argument("--config", metavar="FILE", type=Path, help=words)
     words = "set one value of such a file, for example train.lr=1e-3; may be repeated"
-    parser.add_argument("--set", metavar="TABLE.KEY=VALUE", action="append", default=[], help=words)
-    add_plugin_argument(parser)
-    add_fields(parser.add_argument_group("model"), "model", ModelConfig)
+    advanced(parser.add_argument("--set", metavar="TABLE.KEY=VALUE", action="append", default=[], help=words))
+    advanced(add_plugin_argument(parser))
+    parser.add_argument("--help-all", action=HelpAll, nargs=0, help="show all options")
+    add_fields(parser.add_argument_group("model"), "model", ModelConfig, common=common)
 
 
 def add_train_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = f"{parser.prog} [--preset NAME] [--config FILE] [--FLAG VALUE ...]"  # all flags would be 45 lines
+    add_train_fields(parser, common=common_group(parser))
+
+
+def add_train_fields(parser: argparse.ArgumentParser, **options: Any) -> None:
+    """Flags for fields of TrainConfig, in GROUPS. options: of add_fields()."""
     names = [field.name for field in fields(TrainConfig)]
     starts = [names.index(first) for first in GROUPS]
+    only = options.pop("only", names)
     for title, start, end in zip(GROUPS.values(), starts, [*starts[1:], None], strict=True):
-        add_fields(parser.add_argument_group(title), "train", TrainConfig, only=names[start:end])
+        in_group = [name for name in names[start:end] if name in only]
+        add_fields(parser.add_argument_group(title), "train", TrainConfig, only=in_group, **options)
 
 
 def add_run_argument(parser: argparse.ArgumentParser) -> None:
@@ -85,9 +86,18 @@ def add_run_argument(parser: argparse.ArgumentParser) -> None:
     add_plugin_argument(parser)
 
 
-def add_plugin_argument(parser: argparse.ArgumentParser) -> None:
+def common_group(parser: argparse.ArgumentParser) -> Any:
+    return next(group for group in parser._action_groups if group.title == "common options")
+
+
+def advanced(action: argparse.Action) -> None:
+    """Shown by --help-all only."""
+    action.advanced = True  # type: ignore[attr-defined]
+
+
+def add_plugin_argument(parser: argparse.ArgumentParser) -> argparse.Action:
     words = "a Python file that defines a sublayer of --blocks; it is executed; may be repeated"
-    parser.add_argument("--plugin", metavar="FILE", type=Path, action="append", default=[], help=words)
+    return parser.add_argument("--plugin", metavar="FILE", type=Path, action="append", default=[], help=words)
 
 
 def add_checkpoint_argument(parser: argparse.ArgumentParser) -> None:
@@ -134,23 +144,38 @@ def load_settings(args: argparse.Namespace) -> dict[str, Any]:
     return {"which": args.checkpoint, "weights": args.weights, "fallback": not args.no_fallback, **machine}
 
 
-def add_fields(group: Any, table: str, config: Any, *, only: Collection[str] | None = None, show_default: bool = True) -> None:
-    """A flag for each field of a configuration, or for those in `only`, stored as `table.name`; absent if not given."""
+def add_fields(
+    group: Any, table: str, config: Any, *, only: Collection[str] | None = None, show_default: bool = True, common: Any = None
+) -> None:
+    """A flag for each field of a configuration, or for those in `only`, stored as `table.name`; absent if not given. common:
+    the group of the fields that are marked as common; the others are then advanced."""
     for field in fields(config):
         if only is not None and field.name not in only:
             continue
         help, kind = field.metadata["help"].replace("%", "%%"), field_type(field)
         if show_default and field.default not in (None, ""):
             help += f" (default {str(field.default).lower() if kind is bool else field.default})"
-        flags = [f"--{field.name.replace('_', '-')}", *ALIASES.get(field.name, [])]
         options: dict[str, Any] = {"dest": f"{table}.{field.name}", "help": help, "default": argparse.SUPPRESS}
         if kind is bool:
-            group.add_argument(*flags, action=argparse.BooleanOptionalAction, **options)
+            options["action"] = argparse.BooleanOptionalAction
         elif field.metadata["choices"]:
-            group.add_argument(*flags, choices=field.metadata["choices"], **options)
+            options["choices"] = field.metadata["choices"]
         else:
-            metavar = {int: "N", float: "X", str: "TEXT"}[kind]
-            group.add_argument(*flags, type=kind, metavar=metavar, **options)
+            options |= {"type": kind, "metavar": {int: "N", float: "X", str: "TEXT"}[kind]}
+        of_all = common is not None and field.metadata["common"]
+        action = add_with_aliases(common if of_all else group, field.name, **options)
+        if common is not None and not of_all:
+            advanced(action)
+
+
+def add_with_aliases(group: Any, name: str, **options: Any) -> argparse.Action:
+    """A flag with the other names that are accepted for it, which --help leaves out."""
+    flag = f"--{name.replace('_', '-')}"
+    action = group.add_argument(flag, **options)
+    others = [other for other in accepted(name) if other != flag]
+    if others:
+        group.add_argument(*others, **{"dest": name, **options, "default": argparse.SUPPRESS, "help": argparse.SUPPRESS})
+    return action
 
 
 def field_type(field: Any) -> type:
@@ -177,15 +202,15 @@ def recipe(args: argparse.Namespace) -> tuple[str, Recipe]:
         if table not in values:
             raise UsageError(f"--set {table}.{key}: unknown table; {nearest(table, values)}")
         values[table][key] = value
-    checked(kind, values[kind], name)
-    refuse_unused(checked("train", values["train"], name))
+    checked(kind, values[kind])
+    refuse_unused(checked("train", values["train"]))
     return name, Recipe(kind, values[kind], values["train"])
 
 
 def chosen(args: argparse.Namespace) -> Chosen:
     """The configurations that recipe() describes."""
     name, (kind, model, train) = recipe(args)
-    return Chosen(name, checked(kind, model, name), checked("train", train, name))
+    return Chosen(name, checked(kind, model), checked("train", train))
 
 
 def given(args: argparse.Namespace, table: str) -> dict[str, Any]:
@@ -205,4 +230,6 @@ def setting(text: str) -> tuple[str, str, Any]:
         parsed = tomllib.loads(f"value = {value}")["value"]
     except tomllib.TOMLDecodeError:
         parsed = value.strip()
+    if isinstance(parsed, float) and parsed.is_integer() and abs(parsed) <= EXACT:
+        parsed = int(parsed)  # max_steps=1e3; a field that is a float takes it too
     return table, key, parsed

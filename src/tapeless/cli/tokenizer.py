@@ -2,7 +2,7 @@
 
     tapeless tokenizer train my.txt --out tokenizer.json --vocab-size 4096
     tapeless tokenizer info tokenizer.json --text my.txt
-    tapeless train new --dataset-path my.txt --tokenizer tokenizer.json --vocab-size 4096
+    tapeless train new --dataset-path my.txt --tokenizer tokenizer.json
 
 The format is that of Hugging Face `tokenizers`."""
 
@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     train.add_argument("source", metavar="SOURCE", help="the text: any --dataset-path of `tapeless train new`")
     train.add_argument("--out", metavar="FILE", type=Path, required=True, help="the tokenizer.json to write")
     train.add_argument("--kind", choices=TOKENIZERS, default="bpe", help=f"{', '.join(TOKENIZERS)} (default bpe)")
-    train.add_argument("--vocab-size", type=int, metavar="N", help="vocabulary size, required for bpe")
+    train.add_argument("--vocab-size", type=int, metavar="N", help="vocabulary size of a bpe (default 4096)")
     add_fields(train, "train", TrainConfig, only={"text_field"})
     info = actions.add_parser("info", help="show one", description="Show a tokenizer, and its compression of a text.")
     info.add_argument("tokenizer", metavar="TOKENIZER", help="a tokenizer.json, bytes, or bytes+chat")

@@ -10,21 +10,28 @@ Exit status: 0 done, 2 usage error, 3 the gradient check failed, 4 diverged, 75 
 
 import argparse
 import json
+from dataclasses import fields
 
 from tapeless.cli.options import (
-    add_fields,
     add_model_arguments,
     add_no_fallback,
     add_run_argument,
     add_train_arguments,
+    add_train_fields,
+    advanced,
     given,
     recipe,
     setting,
 )
+from tapeless.cli.parser import HelpAll
 from tapeless.config import TrainConfig
+from tapeless.progress import LOADING, busy
+from tapeless.training.run_config import FROZEN
 
 HELP = "train a model, resume a run, show a run"
 EVENTS = "print every event as a line of JSON"
+# Fields with a flag of `train resume`: what may change, if a resume still reads it.
+CHANGED_BY_RESUME = {field.name for field in fields(TrainConfig)} - FROZEN - {"init_from", "out_dir", "verify"}
 STATUS = {"done": 0, "early": 0, "stopped": 75}
 
 
@@ -34,16 +41,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_arguments(new)
     add_train_arguments(new)
     words = "start even if the estimate exceeds the free memory or disk space, with a warning"
-    new.add_argument("--skip-resource-check", action="store_true", help=words)
+    advanced(new.add_argument("--skip-resource-check", action="store_true", help=words))
     words = "Continue a run from its newest checkpoint."
     resume = actions.add_parser("resume", help="continue a run", description=words)
     add_run_argument(resume)
-    words = "change a field of [train], for example lr=1e-4; may be repeated; recorded in the run"
+    resume.usage = f"{resume.prog} RUN [--FLAG VALUE ...]"
+    words = "change a field of [train] by its name, for example lr=1e-4; may be repeated"
     resume.add_argument("--override", metavar="KEY=VALUE", action="append", default=[], help=words)
-    words = "save and stop this process after this time, as in `train new`; default: the run's own setting"
-    resume.add_argument("--max-time", dest="train.max_time", metavar="TEXT", default=argparse.SUPPRESS, help=words)
-    machine = resume.add_argument_group("machine", "change what the run recorded; default: as it was trained so far")
-    add_fields(machine, "train", TrainConfig, only={"device", "dtype", "ops", "threads"}, show_default=False)
+    resume.add_argument("--help-all", action=HelpAll, nargs=0, help="show all options")
+    common = resume.add_argument_group("common options", "changes, recorded in the run; default: as it was trained so far")
+    add_train_fields(resume, only=CHANGED_BY_RESUME, show_default=False, common=common)
     add_no_fallback(resume)
     words = "Show the configuration and progress of a run."
     info = actions.add_parser("info", help="show the configuration and progress of a run", description=words)
@@ -57,7 +64,8 @@ def run_new(args: argparse.Namespace) -> int:
     name, found = recipe(args)  # first: usage errors need not wait for torch
     args.phases.end("command")
 
-    from tapeless.runner import train
+    with busy(LOADING):
+        from tapeless.runner import train
 
     args.phases.end("imports")
     display = "json" if args.json else "auto"
@@ -68,7 +76,8 @@ def run_new(args: argparse.Namespace) -> int:
 def run_resume(args: argparse.Namespace) -> int:
     args.phases.end("command")
 
-    from tapeless.runner import resume
+    with busy(LOADING):
+        from tapeless.runner import resume
 
     args.phases.end("imports")
     overrides = dict(setting(f"train.{text}")[1:] for text in args.override) | given(args, "train")

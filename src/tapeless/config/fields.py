@@ -11,15 +11,24 @@ from tapeless.errors import OUT_OF_RANGE, WRONG_TYPE, ConfigError
 
 MAX_INT = 2**63  # every int is below this
 INFINITY = float("inf")
+FEW = 20  # names that an error lists; among more, one that is only somewhat alike is not what was meant
 SECONDS = {"s": 1, "m": 60, "h": 3600}  # per unit of a duration
 
 
 def option(
-    default: Any, help: str, choices: Collection[str] = (), *, derived: bool = False, by_optimizer: bool = False, **bounds: int
+    default: Any,
+    help: str,
+    choices: Collection[str] = (),
+    *,
+    common: bool = False,
+    derived: bool = False,
+    by_optimizer: bool = False,
+    **bounds: int,
 ) -> Any:
-    """A field with its help text and, if they are few, its allowed values. derived: None is replaced on construction.
-    by_optimizer: only optimizers that list the field among their `options` read it. bounds: those of check_range."""
-    marks = {"derived": derived, "by_optimizer": by_optimizer, "bounds": bounds}
+    """A field with its help text and, if they are few, its allowed values. common: in --help, not only in --help-all. derived:
+    None is replaced on construction. by_optimizer: only optimizers that list the field among their `options` read it. bounds:
+    those of check_range."""
+    marks = {"common": common, "derived": derived, "by_optimizer": by_optimizer, "bounds": bounds}
     return field(default=default, metadata={"help": help, "choices": choices, **marks})
 
 
@@ -66,9 +75,11 @@ def check_fields(config: Any) -> None:
 
 
 def nearest(word: str, valid: Iterable[str]) -> str:
-    """The hint for a wrong name: the nearest valid one, or all of them."""
+    """The hint for a wrong name: the nearest valid one, or all of them if they are few."""
     import difflib  # only errors need it, and `--help` is instant
 
     valid = list(valid)
-    close = difflib.get_close_matches(word, valid, n=1, cutoff=0.5)
-    return f"did you mean {close[0]!r}?" if close else "expected one of " + ", ".join(valid)
+    close = difflib.get_close_matches(word, valid, n=1, cutoff=0.5 if len(valid) <= FEW else 0.7)
+    if close:
+        return f"did you mean {close[0]!r}?"
+    return "expected one of " + ", ".join(valid) if len(valid) <= FEW else "no name here is similar"

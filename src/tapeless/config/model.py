@@ -13,18 +13,23 @@ from tapeless.errors import INDIVISIBLE, ConfigError
 class ModelConfig:
     """The shape of a decoder-only transformer. Letters in brackets: docs/notation.md."""
 
-    vocab_size: int = option(256, "tokens in the vocabulary [V]", ge=1)
-    hidden_dim: int = option(128, "width of the residual stream [C]", ge=1)
-    num_layers: int = option(4, "number of blocks [L]", ge=1)
+    vocab_size: int = option(
+        256,
+        "tokens in the vocabulary [V]; if not given, that of a tokenizer.json or of prepared data, 4096 for a new BPE",
+        ge=1,
+        common=True,
+    )
+    hidden_dim: int = option(128, "width of the residual stream [C]", ge=1, common=True)
+    num_layers: int = option(4, "number of blocks [L]", ge=1, common=True)
     blocks: str = option(
         DEFAULT_BLOCKS,
         "sublayers of a block; / separates layers that differ, and the pattern repeats: attn+ffn/shift+ffn",
     )
-    num_heads: int = option(4, "query heads [H]", ge=1)
+    num_heads: int = option(4, "query heads [H]", ge=1, common=True)
     num_kv_heads: int = option(None, "key and value heads [G]; divides num_heads; default num_heads", derived=True, ge=1)
     head_dim: int = option(None, "width of a head [D]; default hidden_dim / num_heads", derived=True, ge=1)
     intermediate_dim: int = option(344, "width of the feed-forward layer [F]", ge=1)
-    max_seq_len: int = option(128, "longest sequence [T]", ge=1)
+    max_seq_len: int = option(128, "longest sequence [T]", ge=1, common=True)
     norm: str = option("rms", "kind of norm", ("rms", "layer"))
     norm_eps: float = option(1e-5, "added to the mean square inside every norm", gt=0)
     norm_bias: bool = option(False, "LayerNorm with a bias")

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from tapeless.config.fields import nearest
 from tapeless.config.model import AnyModelConfig, ModelConfig, SimpleLMConfig
+from tapeless.config.other_names import ALIASES, other_name
 from tapeless.config.train import TrainConfig
 from tapeless.errors import UNKNOWN_KEY, ConfigError
 
@@ -17,16 +18,23 @@ KINDS: dict[str, type[ModelConfig] | type[SimpleLMConfig]] = {"model": ModelConf
 TABLES: dict[str, Any] = {**KINDS, "train": TrainConfig}
 
 
-def checked(table: str, values: Mapping[str, Any], where: str) -> Any:
-    """The configuration of one table, with unknown keys and invalid values refused; `where` goes into the error."""
+def checked(table: str, values: Mapping[str, Any], where: str = "") -> Any:
+    """The configuration of one table, with unknown keys and invalid values refused. where: goes into the error."""
     valid = [f.name for f in fields(TABLES[table])]
     for key in values:
         if key not in valid:
-            raise UNKNOWN_KEY(key=f"{table}.{key}", nearest=nearest(key, valid)).at(where)
+            raise UNKNOWN_KEY(key=f"{table}.{key}", nearest=_right_name(key, valid)).at(where)
     try:
         return TABLES[table](**values)
     except ConfigError as error:
         raise error.at(where) from None
+
+
+def _right_name(key: str, valid: list[str]) -> str:
+    for field, names in ALIASES.items():
+        if key in names and field in valid:
+            return f"did you mean {field!r}?"
+    return other_name(key) or nearest(key, valid)
 
 
 class Recipe(NamedTuple):
@@ -73,7 +81,9 @@ def preset_names() -> list[str]:
 
 def preset_recipe(name: str) -> Recipe:
     if name not in preset_names():
-        raise ConfigError(f"unknown preset {name!r}; {nearest(name, preset_names())}")
+        flag = "--config" if name.endswith(".toml") else "--init-from"
+        hint = f"did you mean {flag} {name}?" if Path(name).exists() else nearest(name, preset_names())
+        raise ConfigError(f"unknown preset {name!r}; {hint}")
     return Recipe("model", {}, {}) if name == "default" else read_recipe(PRESETS / f"{name}.toml")
 
 

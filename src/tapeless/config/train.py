@@ -18,6 +18,7 @@ class TrainConfig:
         None,
         "text: a file, a directory, a glob, JSONL (texts or instructions), Parquet, a Hugging Face dataset (its directory, or "
         "hf:owner/name); or tokens: a directory of `tapeless data prepare`, nanoGPT or llm.c",
+        common=True,
     )
     val_path: str | None = option(None, "validation text, likewise; default: a tenth of the data is held out")
     text_field: str = option("text", "JSONL field or table column that holds the text")
@@ -30,8 +31,11 @@ class TrainConfig:
         "bytes",
         "bytes, char, bpe (trained on the data to vocab_size), or the path of a tokenizer.json; bpe has special tokens for the "
         "end of a text and for chat, and so have bytes+chat and char+chat",
+        common=True,
     )
-    init_from: str | None = option(None, "a run or a Hugging Face directory to take model, initial weights and tokenizer from")
+    init_from: str | None = option(
+        None, "a run or a Hugging Face directory to take model, initial weights and tokenizer from", common=True
+    )
     freeze: str = option("", "frozen parameters: comma-separated name patterns such as embed*,blocks.0.*")
     lora_rank: int = option(
         0, "train LoRA adapters of this rank on the frozen model of init_from; 0: train the model itself", ge=0
@@ -40,13 +44,13 @@ class TrainConfig:
     lora_targets: str = option("wq,wv", "matrices with an adapter; all-linear, or names separated by commas")
     seq_len: int | None = option(None, "tokens in a training window [T]; default max_seq_len", ge=1)
     document_attention: bool = option(False, "mask attention and loss across the documents in a window")
-    batch_size: int = option(8, "windows per micro-batch [B]", ge=1)
+    batch_size: int = option(8, "windows per micro-batch [B]", ge=1, common=True)
     grad_accum: int = option(1, "micro-batches per step (gradient accumulation)", ge=1)
     epochs: int | None = option(None, "passes over the data; the run ends at epochs or max_steps, whichever comes first", ge=1)
-    max_steps: int | None = option(None, "training steps; default 1000 if epochs is not given", ge=1)
-    max_time: str = option("0", "save and stop after this time, to be resumed: 90s, 10m, 2h; 0: no limit")
+    max_steps: int | None = option(None, "training steps; default 1000 if epochs is not given", ge=1, common=True)
+    max_time: str = option("0", "save and stop after this time, to be resumed: 90s, 10m, 2h; 0: no limit", common=True)
     optimizer: str = option("adamw", "which optimizer", OPTIMIZERS)
-    lr: float = option(2e-3, "peak learning rate")
+    lr: float = option(2e-3, "peak learning rate", common=True)
     min_lr: float | None = option(None, "learning rate at the end of a decaying schedule; default lr / 10")
     lr_schedule: str = option(
         "warmup-cosine",
@@ -72,13 +76,14 @@ class TrainConfig:
         0, "steps between checks of identities that every correct gradient satisfies; 0: never", ge=0
     )
     ema_decay: float = option(0.0, "decay of an exponential moving average (EMA) of the weights; 0: none", ge=0, lt=1)
-    seed: int = option(0, "seed of weights, data order, dropout and samples", ge=0)
-    device: str = option("cpu", "torch device: cpu, cuda, mps")
+    seed: int = option(0, "seed of weights, data order, dropout and samples", ge=0, common=True)
+    device: str = option("cpu", "torch device: cpu, cuda, mps", common=True)
     dtype: str = option(
         "float32",
         "compute dtype; bfloat16 and fp8 keep float32 master weights; fp8: matmuls of the blocks in 8 bits, on GPUs that "
         "support it; auto: bfloat16 if its matmuls are a fifth faster on this machine, else float32",
         ("auto", "float32", "bfloat16", "fp8", "float64"),
+        common=True,
     )
     threads: int | None = option(None, "CPU threads of torch and the kernels; default torch's", ge=1)
     ops: str = option("auto", "op set: auto, reference (plain torch), cpu (Numba), triton, or a registered one")
@@ -88,12 +93,16 @@ class TrainConfig:
         ("none", "cheap", "full"),
     )
     deterministic: bool = option(False, "deterministic GPU libraries, at some cost in speed; the CPU is always deterministic")
-    out_dir: str | None = option(None, "run directory; default a new one in runs/")
+    out_dir: str | None = option(None, "run directory; default a new one in runs/", common=True)
     eval_every: int = option(100, "steps between evaluations; 0: only at the end", ge=0)
     eval_windows: int = option(64, "validation windows per evaluation, always the same ones; 0: all", ge=0)
     patience: int = option(0, "stop after this many evaluations in a row without a new best; 0: never", ge=0)
     save_every: int = option(200, "steps between checkpoints; the last step is always saved", ge=1)
-    keep_last: int = option(2, "number of newest checkpoints to keep; the best one is always kept", ge=1)
+    keep_last: int = option(
+        2,
+        "number of newest checkpoints to keep; also kept: the best, and the one that a resume began from until the next resume",
+        ge=1,
+    )
     keep_every: int = option(0, "also keep checkpoints at multiples of this many steps; 0: none", ge=0)
     log_every: int = option(10, "steps between console lines; metrics.jsonl has every step", ge=1)
     sample_every: int = option(500, "steps between samples; 0: only at the end", ge=0)

@@ -22,6 +22,7 @@ from tapeless.data.packages import require_package
 from tapeless.data.tokenizer import SPECIAL, StreamDecoder, Tokenizer, byte_symbols, utf8
 from tapeless.errors import DataError
 
+BYTES, DEFAULT_SIZE = 256, 4096  # ids of a new BPE: the least, and if none are asked for
 MAX_IDS = 1 << 22  # the table has an entry for each: a stray id of four billion must not allocate one
 WORD = re.compile(r"'(?:[stmd]|re|ve|ll)| ?[A-Za-z]+| ?[0-9]+| ?[^\sA-Za-z0-9]+|\s+(?!\S)|\s+", re.ASCII)
 LINE = re.compile(r"(?<=\S)(?=\n)")  # no word spans the end of a line after a visible character
@@ -174,11 +175,13 @@ class WordCache(dict[str, bytes]):
 
 
 def train_bpe(texts: Iterable[str], vocab_size: int | None) -> BpeTokenizer:
-    smallest = 256 + len(SPECIAL)
-    if vocab_size is None or vocab_size < smallest:
+    smallest = BYTES + len(SPECIAL)
+    if vocab_size is None:
+        vocab_size = DEFAULT_SIZE
+    if vocab_size < smallest:
         raise DataError(
-            f"bpe has the 256 bytes, {len(SPECIAL)} special tokens, and merges up to vocab_size; set it above {smallest}, "
-            f"got {vocab_size}"
+            f"bpe has the 256 bytes, {len(SPECIAL)} special tokens, and merges up to vocab_size; "
+            f"set it to at least {smallest}, got {vocab_size}"
         )
     package = tokenizers_package()
     backend = package.Tokenizer(package.models.BPE())

@@ -6,9 +6,12 @@ from typing import Any
 
 from tapeless.errors import MissingError
 
+# package -> the extra of pyproject.toml that has it
+EXTRAS = {"tokenizers": "bpe", "gguf": "gguf", "pyarrow": "tables", "zstandard": "tables", "datasets": "datasets"}
+
 
 def require_package(name: str, needed_by: object) -> Any:
     try:
         return import_module(name)
     except ImportError:
-        raise MissingError(f"{needed_by} needs the package `{name}`: pip install {name}") from None
+        raise MissingError(f"{needed_by} needs the package `{name}`: pip install 'tapeless[{EXTRAS[name]}]'") from None

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from tapeless.config import TOKENIZERS, TRAINED_TOKENIZERS, TrainConfig
-from tapeless.data import instructions, split
+from tapeless.data import columns, instructions, split
 from tapeless.data.baselines import Baselines, baselines, token_blocks
 from tapeless.data.chat import FILE as CHAT_TEMPLATE
 from tapeless.data.chat import ChatFormat, write_template
@@ -32,7 +32,7 @@ from tapeless.data.corpora import stdlib, stdlib_docs
 from tapeless.data.encode import encode_chunks, usable_cores
 from tapeless.data.external import hash_of_files, open_external, part_files, token_files
 from tapeless.data.files import atomic_write, file_sha256, link, write_json, writing
-from tapeless.data.read import read_chunks
+from tapeless.data.read import read_chunks, skipped_files
 from tapeless.data.synthetic import SOURCES
 from tapeless.data.synthetic import Source as TrueSource
 from tapeless.data.token_files import BLOCK, Tokens, concat_tokens, open_tokens, require_window, token_writer
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from tapeless.data.loader import ValidationSet  # needs torch, which takes seconds to load
 
 FORMAT_VERSION = 1
+LISTED = 4  # suffixes of skipped files
 RECORD: dict[str, Any] = {  # what data.json must hold, and of which type
     "source": str,
     "source_sha256": str,
@@ -205,8 +206,18 @@ def _select(config: TrainConfig) -> tuple[str, list[split.Selection], dict[str, 
         "num_copies": sum(map(split.num_copies, digests)),
         "val_dropped": dropped,
     }
-    words = f"{name}: {'1 document' if count == 1 else f'{count} documents'}, {size:,} characters"
+    words = f"{name}: {'1 document' if count == 1 else f'{count} documents'}, {size:,} characters{_skipped(config)}"
     return words, selections, facts
+
+
+def _skipped(config: TrainConfig) -> str:
+    """What a folder holds that is not text."""
+    path = config.dataset_path
+    if path is None or not Path(path).is_dir() or columns.is_dataset(path):
+        return ""
+    files = skipped_files(path).most_common()
+    listed = ", ".join(f"{number} {suffix}" for suffix, number in files[:LISTED]) + (", …" if len(files) > LISTED else "")
+    return f" ({sum(number for _, number in files):,} files skipped: {listed})" if files else ""
 
 
 def _source(config: TrainConfig) -> split.DocumentSource:

@@ -13,6 +13,7 @@ import io
 import json
 import os
 import zlib
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -69,7 +70,7 @@ def read_chunks(path: str, field: str = "text") -> Iterator[Chunk]:
 
 def find_files(path: str) -> list[Path]:
     if os.path.isdir(path):
-        files = list(_walk(path))
+        files = [file for file in _walk(path) if suffix_of(file) in TEXT]
         if not files:
             fix = "expected suffixes such as .txt, .md, .py, .jsonl or .parquet"
             raise NO_FILES(path=path, what="no text files in this folder", fix=fix)
@@ -87,6 +88,11 @@ def find_files(path: str) -> list[Path]:
     return files
 
 
+def skipped_files(path: str) -> Counter[str]:
+    """How many files of a folder are not read, by suffix; hidden ones do not count."""
+    return Counter(file.suffix.lower() or "no suffix" for file in _walk(path) if suffix_of(file) not in TEXT)
+
+
 def suffix_of(path: Path) -> str:
     """Of the content: .jsonl for a.jsonl and a.jsonl.gz."""
     packed = path.suffix.lower() in PACKED
@@ -94,11 +100,10 @@ def suffix_of(path: Path) -> str:
 
 
 def _walk(folder: str) -> Iterator[Path]:
+    """Its files without hidden ones, in the order of their paths."""
     for root, folders, names in os.walk(folder):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
-        for name in sorted(names):
-            if not name.startswith(".") and suffix_of(Path(name)) in TEXT:
-                yield Path(root, name)
+        yield from (Path(root, name) for name in sorted(names) if not name.startswith("."))
 
 
 @contextmanager

@@ -16,7 +16,7 @@ class TapelessError(Exception):
 
     def at(self, where: object) -> Self:
         """The same error with its location in front of the message."""
-        placed = type(self)(f"{where}: {self}")
+        placed = type(self)(f"{where}: {self}" if where else str(self))
         placed.code = self.code
         return placed
 

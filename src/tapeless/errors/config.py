@@ -65,3 +65,9 @@ WARMUP_TOO_LONG = Known(
     "an explicit warm-up longer than the run; the default one never is",
     "give --warmup-steps {most} or less, or more steps",
 )
+SEQ_LEN_TOO_LONG = Known(
+    ConfigError,
+    "seq_len {seq_len} is beyond max_seq_len {longest}",
+    "training windows that are longer than the longest sequence of the model",
+    "give --max-seq-len {seq_len} too, which sets both, or --seq-len {longest} or less",
+)

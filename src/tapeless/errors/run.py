@@ -63,7 +63,7 @@ NOT_A_RUN = Known(
     ConfigError,
     "{path} is not the directory of a run: expected config.toml in it",
     "a path that is not a run, such as the parent of one",
-    "give a directory that `tapeless train new` made, such as runs/tiny",
+    "give a directory that `tapeless train new` made, such as {such}",
 )
 RUN_LOCKED = Known(
     LockedError,

@@ -1,8 +1,8 @@
 """How long a run takes, from a few seconds of it: its own steps where they are short, else steps of the same widths with fewer
-layers and fewer rows.
+layers, fewer rows and, if one row still takes long, shorter windows.
 
     step(L) = step(1) + (L - 1) (step(d) - step(1)) / (d - 1)        likewise the update, an evaluation, a generated token
-A micro-batch is a step less its update, and goes with the rows; the update goes with the parameters alone. The models take
+A micro-batch is a step less its update, and goes with its FLOPs; the update goes with the parameters alone. The models take
 turns, and of each the median counts, so that whatever else the machine does meets all of them.
 Tested by: tests/estimate/test_calibrate.py, acceptance/estimate.py."""
 
@@ -33,6 +33,8 @@ from tapeless.training.step import optimizer_of, train_step
 from tapeless.training.summary import count
 
 BUDGET = 4.0  # seconds of measuring
+CAP = 15.0  # seconds after which no round is begun, even if all so far were to warm up
+SHORT = 128  # tokens of a window that is not made shorter
 WARM, LEAST, MOST = 2, 3, 15  # rounds: not counted, and how many of them are
 OWN = BUDGET / 8  # a step that takes no longer is measured as it is
 EFFICIENCY = 0.5  # speed of a step's matmuls relative to a single one, for the first guess
@@ -100,21 +102,26 @@ def calibrate(config: AnyModelConfig, train: TrainConfig, memory: Memory, room: 
     """memory: of the run; room: bytes that are free."""
     chosen = choose_reduced(config, train, memory, room)
     benches = [Bench(reduced) for reduced in chosen]
-    found = timed(benches, train.device)
-    rows = train.batch_size / chosen[0].train.batch_size
+    rounds = timed(benches, train.device)
+    found = {name: [median(seconds) for seconds in each] for name, each in rounds.items()}
     depths = [getattr(reduced.config, "num_layers", 1) for reduced in chosen]
+    # With windows of the run's own length this is the ratio of the rows.
+    scales = [flops_of(Reduced(each.config, train)) / flops_of(each) for each in chosen]
 
-    def of(name: str) -> float:
-        return extrapolated(depths, [median(seconds) for seconds in found[name]], getattr(config, "num_layers", 1))
+    def whole(seconds: list[float]) -> float:
+        return extrapolated(depths, seconds, getattr(config, "num_layers", 1))
 
-    update = of("update")
+    def scaled(seconds: list[float]) -> float:
+        return whole([scale * each for scale, each in zip(scales, seconds, strict=True)])
+
+    alone = [step - update for step, update in zip(found["step"], found["update"], strict=True)]
     return Times(
-        micro_batch=max(0.0, of("step") - update) * rows,
-        update=update,
-        evaluation=of("evaluate") * (train.eval_windows or 64) / chosen[0].train.batch_size,
-        token=of("write") / TOKENS,
+        micro_batch=max(0.0, scaled(alone)),
+        update=whole(found["update"]),
+        evaluation=scaled(found["evaluate"]) * (train.eval_windows or 64) / train.batch_size,
+        token=whole(found["write"]) / TOKENS,
         save=seconds_a_byte(out_dir),
-        how=words(chosen, config, train, len(found["step"][0])),
+        how=words(chosen, config, train, len(rounds["step"][0])),
     )
 
 
@@ -122,10 +129,9 @@ def choose_reduced(config: AnyModelConfig, train: TrainConfig, memory: Memory, r
     """The run itself, or its first layers with as many rows as a short step has."""
     one = replace(train, grad_accum=1)
     flops_a_second = 2 * side(train.device) ** 3 / matmul_seconds(DTYPES[train.dtype][1], train.device) * EFFICIENCY
-    T = train.seq_len or 1
 
     def seconds(reduced: Reduced) -> float:
-        return step_flops(reduced.config, reduced.train.batch_size * T, T) / flops_a_second
+        return flops_of(reduced) / flops_a_second
 
     if seconds(Reduced(config, one)) <= OWN and memory.phases["training step"] <= SHARE * room:
         return [Reduced(config, one)]
@@ -133,33 +139,39 @@ def choose_reduced(config: AnyModelConfig, train: TrainConfig, memory: Memory, r
     if isinstance(config, ModelConfig):
         depths = sorted({min(depth, config.num_layers) for depth in DEPTHS})
         configs = [replace(config, num_layers=depth) for depth in depths]
-    rows = train.batch_size
-    while rows > 1 and seconds(Reduced(configs[-1], replace(one, batch_size=rows))) > OWN:
-        rows = (rows + 1) // 2
+    rows, T = train.batch_size, train.seq_len or 1
+    while max(rows, T // SHORT) > 1 and seconds(Reduced(configs[-1], replace(one, batch_size=rows, seq_len=T))) > OWN:
+        rows, T = ((rows + 1) // 2, T) if rows > 1 else (1, (T + 1) // 2)
     # The layers that freeze names need not be among these: with all of them trained, the time is what it is at most.
-    chosen = [Reduced(each, replace(one, batch_size=rows, verify=False, freeze="")) for each in configs]
+    options: dict[str, Any] = {"batch_size": rows, "seq_len": T, "verify": False, "freeze": ""}
+    chosen = [Reduced(each, replace(one, **options)) for each in configs]
     need = sum(memory_of(*reduced).peak for reduced in chosen)
     if need > SHARE * room:
         raise NOT_MEASURABLE(need=gib(need), rows=count(rows, "row"), room=gib(room))
     return chosen
 
 
+def flops_of(reduced: Reduced) -> int:
+    """Of a micro-batch."""
+    T = reduced.train.seq_len or 1
+    return step_flops(reduced.config, reduced.train.batch_size * T, T)
+
+
 def timed(benches: list[Bench], device: str) -> dict[str, list[list[float]]]:
-    """What is done -> for each bench, its seconds round by round."""
+    """What is done -> for each bench, its seconds round by round, without those to warm up if there were others."""
     names = ("step", "update", "evaluate", "write")
     found: dict[str, list[list[float]]] = {name: [[] for _ in benches] for name in names}
-    start = 0.0
+    begin = start = time.perf_counter()
     for number in range(-WARM, MOST):
+        now = time.perf_counter()
         if number == 0:
-            start = time.perf_counter()
-        if number >= LEAST and time.perf_counter() - start > BUDGET:
+            start = now
+        if (number >= LEAST and now - start > BUDGET) or (number > -WARM and now - begin > CAP):
             break
         for i, bench in enumerate(benches):
             for name in names:
-                seconds = clock(getattr(bench, name), device)
-                if number >= 0:
-                    found[name][i].append(seconds)
-    return found
+                found[name][i].append(clock(getattr(bench, name), device))
+    return {name: [seconds[WARM:] or seconds[-1:] for seconds in each] for name, each in found.items()}
 
 
 def extrapolated(depths: list[int], seconds: list[float], depth: int) -> float:
@@ -185,7 +197,9 @@ def words(chosen: list[Reduced], config: AnyModelConfig, train: TrainConfig, rou
         return f"measured: {rounds} of its own steps"
     depths = " and ".join(str(getattr(reduced.config, "num_layers", 1)) for reduced in chosen)
     rows = chosen[0].train.batch_size
-    return f"measured: {rounds} steps of {depths} layers at its own widths, {rows} of {train.batch_size} rows"
+    short = chosen[0].train.seq_len
+    tokens = "" if short == train.seq_len else f", {short} of {train.seq_len} tokens each"
+    return f"measured: {rounds} steps of {depths} layers at its own widths, {rows} of {train.batch_size} rows{tokens}"
 
 
 def duration_of(times: Times, train: TrainConfig, steps: int, checkpoint: int) -> dict[str, Any]:

@@ -10,10 +10,11 @@ from typing import Any
 from tapeless.config import AnyModelConfig, TrainConfig
 from tapeless.data.loader import training_batches
 from tapeless.data.prepare import prepare
+from tapeless.errors import TooLargeError
 from tapeless.estimate.calibrate import calibrate, duration_of
 from tapeless.estimate.disk import disk_of
 from tapeless.estimate.fit import resource_errors
-from tapeless.estimate.memory import memory_of
+from tapeless.estimate.memory import Memory, memory_of
 from tapeless.model.build import num_params, step_flops
 from tapeless.training.plan import total_steps
 from tapeless.training.resources import available_bytes, free_disk
@@ -35,8 +36,8 @@ def planned_steps(config: AnyModelConfig, train: TrainConfig) -> int:
         return total_steps(train, loader.num_windows)
 
 
-def estimate(name: str, config: AnyModelConfig, train: TrainConfig, out_dir: Path, *, calibrated: bool) -> Record:
-    """train: with a seq_len and a dtype. Everything in bytes, seconds and floating-point operations."""
+def estimate(name: str, config: AnyModelConfig, train: TrainConfig, out_dir: Path) -> tuple[Record, Memory]:
+    """All but the time. train: with a seq_len and a dtype. Everything in bytes, seconds and floating-point operations."""
     steps = planned_steps(config, train)
     assert train.seq_len is not None
     tokens = train.batch_size * train.grad_accum * train.seq_len
@@ -67,7 +68,15 @@ def estimate(name: str, config: AnyModelConfig, train: TrainConfig, out_dir: Pat
         "resource_errors": [{"code": error.code, "message": str(error)} for error in found],
         "time": None,
     }
-    if calibrated:
-        times = calibrate(config, train, memory, room, out_dir)
-        result["time"] = {**duration_of(times, train, steps, disk.checkpoint), "how": times.how}
-    return result
+    return result, memory
+
+
+def add_time(found: Record, memory: Memory, config: AnyModelConfig, train: TrainConfig) -> None:
+    """Measured here, for the run that was estimated; `time_error` is why that was not possible."""
+    disk = found["disk"]
+    try:
+        times = calibrate(config, train, memory, found["memory"]["available"], Path(disk["out_dir"]))
+    except TooLargeError as error:
+        found["time_error"] = str(error)
+    else:
+        found["time"] = {**duration_of(times, train, found["steps"], disk["checkpoint"]), "how": times.how}

@@ -1,20 +1,26 @@
 """An estimate as text. Tested by: tests/cli/test_estimate.py."""
 
-import textwrap
-
 from tapeless.config import AnyModelConfig, TrainConfig
 from tapeless.estimate.fit import gib
 from tapeless.estimate.record import Record
-from tapeless.text import MIB, table
-from tapeless.training.display import LABEL, WIDTH
-from tapeless.training.summary import Row, duration, model_text
+from tapeless.text import MIB, Row, rows_text, table
+from tapeless.training.summary import duration, model_text
 
 UNITS = ("", "k", "M", "G", "T", "P", "E", "Z")
 
 
 def text(found: Record, config: AnyModelConfig, train: TrainConfig) -> str:
-    blocks = [rows_text(heading(found, config, train)), memory_table(found), rows_text(closing(found))]
-    return "\n\n".join(blocks)
+    """All but the time, the verdict first."""
+    memory, disk = found["memory"], found["disk"]
+    refused = {obstacle["code"]: obstacle["message"] for obstacle in found["resource_errors"]}
+    fits = refused.get("TOO_LARGE") or f"{gib(memory['peak'])} of the {gib(memory['available'])} that are free: it fits"
+    if "TOO_LARGE" not in refused and memory["saving"] > memory["available"]:
+        fits += ", but no copy of a checkpoint does: training waits while one is written"
+    kept = f"{gib(disk['checkpoint'])} a checkpoint, up to {disk['at_once']} at a time: {gib(disk['most'])}"
+    stays = refused.get("DISK_FULL") or f"{kept} of the {gib(disk['free'])} that are free for {disk['out_dir']}"
+    flops = f"{unit(found['flops_a_step'])}FLOP a step, {unit(found['flops'])}FLOP in all, of the model's own products"
+    verdict = [*heading(found, config, train), ("memory", fits), ("disk", stays), ("arithmetic", flops)]
+    return f"{rows_text(verdict)}\n\n{memory_table(found)}\n"
 
 
 def heading(found: Record, config: AnyModelConfig, train: TrainConfig) -> list[Row]:
@@ -41,22 +47,14 @@ def memory_table(found: Record) -> str:
     return table(rows)
 
 
-def closing(found: Record) -> list[Row]:
-    memory, disk = found["memory"], found["disk"]
-    refused = {obstacle["code"]: obstacle["message"] for obstacle in found["resource_errors"]}
-    fits = refused.get("TOO_LARGE") or f"{gib(memory['peak'])} of the {gib(memory['available'])} that are free: it fits"
-    if "TOO_LARGE" not in refused and memory["saving"] > memory["available"]:
-        fits += ", but no copy of a checkpoint does: training waits while one is written"
-    kept = f"{gib(disk['checkpoint'])} a checkpoint, up to {disk['at_once']} at a time: {gib(disk['most'])}"
-    stays = refused.get("DISK_FULL") or f"{kept} of the {gib(disk['free'])} that are free for {disk['out_dir']}"
-    flops = f"{unit(found['flops_a_step'])}FLOP a step, {unit(found['flops'])}FLOP in all, of the model's own products"
-    return [("memory", fits), ("disk", stays), ("arithmetic", flops), *time_rows(found)]
+def time_text(found: Record) -> str:
+    return rows_text(_time_rows(found))
 
 
-def time_rows(found: Record) -> list[Row]:
+def _time_rows(found: Record) -> list[Row]:
     time = found["time"]
     if time is None:
-        return [("time", "not measured (--no-calibrate)")]
+        return [("time", f"not measured: {found['time_error']}" if "time_error" in found else "not measured (--no-calibrate)")]
     speed = f"{found['tokens_a_step'] / time['step']:,.0f} tokens/s, {unit(found['flops_a_step'] / time['step'])}FLOP/s"
     beside = ", ".join(f"{name} {duration(seconds)}" for name, seconds in time["parts"].items())
     return [
@@ -75,11 +73,3 @@ def unit(number: float) -> str:
     while number >= 999.5 and power < len(UNITS) - 1:
         number, power = number / 1000, power + 1
     return f"{number:.3g} {UNITS[power]}"
-
-
-def rows_text(rows: list[Row]) -> str:
-    margin = " " * LABEL
-    return "\n".join(
-        f"{label:<{LABEL}}{textwrap.fill(words, WIDTH - LABEL, subsequent_indent=margin, break_on_hyphens=False)}"
-        for label, words in rows
-    )

@@ -52,9 +52,7 @@ def export_gguf(
     if dtype not in TYPES:
         raise ConfigError(f"a GGUF export has no dtype {dtype!r}; {nearest(dtype, TYPES)}")
     family = family_of(config)
-    misfits = family.gguf_misfits(config)
-    if misfits:
-        raise ConfigError(f"llama.cpp's architecture {family.gguf_architecture}: {'; '.join(misfits)}; export it to hf")
+    require_gguf(family, config, tokenizer)
     full, notes = family.completed(config), family.training_notes(config)
     tokens = token_lists(tokenizer, generation, config.vocab_size)
     params = zero_filled(full, params)
@@ -67,6 +65,14 @@ def export_gguf(
     if tokenizer.vocab_size < config.vocab_size:
         notes.append(f"{config.vocab_size - tokenizer.vocab_size} ids of the vocabulary have no token and are marked unused")
     return notes + _write(path, family, full, tokens, family.to_gguf(full, params), chat_template, dtype)
+
+
+def require_gguf(family: Family, config: ModelConfig, tokenizer: Tokenizer) -> None:
+    """Raise with the reasons why llama.cpp cannot run this model with this tokenizer."""
+    misfits = family.gguf_misfits(config)
+    if misfits:
+        raise ConfigError(f"llama.cpp's architecture {family.gguf_architecture}: {'; '.join(misfits)}; export it to hf")
+    _check_tokenizer(tokenizer)
 
 
 def token_lists(tokenizer: Tokenizer, generation: Generation, vocab_size: int) -> Tokens:

@@ -34,11 +34,9 @@ class Choice(NamedTuple):
 
 def _cpu_ops(device: torch.device) -> OpSet:
     try:
-        from tapeless.kernels.cpu.jit import announce_first_use
         from tapeless.kernels.cpu.ops import cpu_ops
     except (AttributeError, ImportError, OSError, RuntimeError) as error:  # the first: numba's internals have changed
         raise MissingError(f"ops 'cpu' are compiled by numba, which cannot be used here: {error}") from error
-    announce_first_use()
     return cpu_ops()
 
 

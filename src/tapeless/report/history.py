@@ -50,6 +50,8 @@ class RunHistory:
         self.peak_memory, self.on_device = 0, False
         self.samples: list[tuple[int, str]] = []
         self.notes: list[tuple[int, str]] = []
+        self.resumes: list[dict[str, Any]] = []  # where, and what was changed
+        self.changes: list[tuple[int, str, Any, Any]] = []  # by resumes: step, field of TrainConfig, old and new value
         self.ending: str | None = None
         self.times = RunTime()
         self._samples_seen, self._sample_stride = 0, 1
@@ -79,13 +81,19 @@ class RunHistory:
         elif kind in ("start", "resume"):
             self.start = event
             if kind == "resume":
-                changes = [f"{name} {old} -> {new}" for name, (old, new) in event["changes"].items()]
-                self._note(event, "resumed" + (f", {', '.join(changes)}" if changes else ""))
+                self._resume(event)
         elif kind == "guard":
             self.ending = "diverged" if "error" in event else None
             self._note(event, event.get("error") or event.get("warning") or "")
         elif kind == "end":
             self.ending = event["reason"]
+
+    def _resume(self, event: Mapping[str, Any]) -> None:
+        changes = [(event["step"], name, old, new) for name, (old, new) in event["changes"].items()]
+        self.changes = [*self.changes, *changes][-NOTES:]
+        text = "resumed" + "".join(f", {name} {old} -> {new}" for _, name, old, new in changes)
+        self.resumes = [*self.resumes[-NOTES + 1 :], {"step": event["step"], "text": text} | self._elapsed()]
+        self._note(event, text)
 
     def _step(self, event: Mapping[str, Any]) -> None:
         self.last = event
@@ -152,6 +160,7 @@ class RunHistory:
             "baselines": {name: rounded(value) for name, value in baselines.items()},
             "floor": self.start.get("floor"),
             "data": dict(self.config.data),
+            "resumes": self.resumes,
             "steps": _axes(self.steps) | {metric.key: self.steps.ranges(metric.key) for metric in curves("step")},
             "clip_rate": self._clip_rate(),
             "evals": _axes(self.evals) | {metric.key: self.evals.ranges(metric.key) for metric in curves("eval")},

@@ -93,7 +93,9 @@ const single = (part, key, word, more = {}) => perRun((run, i) => {
 const CHARTS = {
   loss: () => ({
     format: fixed(4), label: fixed(3), height: 340,
-    focus: MANY ? RUNS.flatMap((run) => run.evals.val_loss.mean) : [],
+    // the fall before the first evaluation would flatten everything that is compared
+    focus: MANY ? RUNS.flatMap(({ steps, evals }) => evals.step.length
+      ? [...evals.val_loss.mean, ...steps.loss.mean.filter((_, i) => steps.step[i] >= evals.step[0])] : []) : [],
     series: perRun((run, i) => {
       const [training, validation] = ["training", "validation"].map((word) => MANY ? `${run.name}, ${word}` : word);
       const end = MANY ? run.evals.step.length ? null : run.name : "training";
@@ -206,7 +208,8 @@ function drawLines(figure, plot, chart) {
   const curves = node("g", { "clip-path": `url(#${name})` });
   curves.append(...f.series.flatMap((s) => bandsOf(s, f)), ...f.series.flatMap((s) => curvesOf(s, f)));
   svg.append(hole, curves);
-  for (const l of spread(f.labels.map((l) => ({ ...l, y: Y(l.value) })), 14, box.bottom)) {
+  drawResumes(svg, f, figure.dataset.chart === "loss");
+  for (const l of spread(f.labels.map((l) => ({ ...l, y: Y(l.value) })), 16, box.bottom)) {
     svg.append(node("text", { class: l.class, x: box.right + 8, y: l.y + 4 }, fitted(l.text, f.margin - 10)));
   }
   plot.replaceChildren(svg);
@@ -217,6 +220,18 @@ function drawLines(figure, plot, chart) {
       rows: found.map(({ s, i }) => [s.color, s.name, chart.format(s.values.mean[i]), rangeOf(s, i, chart.format)]),
       dots: found.map(({ s, i }) => [X(s.x[i]), Y(s.y[i]), s.color]),
     };
+  });
+}
+function drawResumes(svg, { box, X, from, last }, labelled) {
+  const marks = RUNS.flatMap((run, i) => run.resumes.map((mark) => ({ ...mark, run, color: MANY ? i % COLORS : 0 })));
+  marks.filter((mark) => mark[AXES[axis]] >= from && mark[AXES[axis]] <= last).forEach((mark, k) => {
+    const x = X(mark[AXES[axis]]), text = `${MANY ? `${mark.run.name} ` : ""}${mark.text}`;
+    const rule = node("line", { class: `resume s${mark.color}`, x1: x, x2: x, y1: box.top, y2: box.bottom });
+    rule.append(node("title", {}, `step ${grouped(mark.step)}: ${text}`));
+    svg.append(rule);
+    if (labelled) {
+      svg.append(node("text", { class: "mark", x: x + 4, y: box.top + 10 + 14 * (k % 4) }, fitted(text, box.right - x - 4)));
+    }
   });
 }
 const rangeOf = ({ values, band }, i, format) =>

@@ -169,9 +169,10 @@ def _key(run: int) -> str:
 
 
 def _differences(histories: Sequence[RunHistory], names: Sequence[str]) -> str:
-    """The fields in which the runs differ."""
+    """The fields in which the runs differ, in any of their steps."""
     tables = [
         {f"{table}.{name}": value for table, values in history.config.tables().items() for name, value in values.items()}
+        | _changed(history)
         | {f"data.{name}": value[:12] for name, value in history.config.data.items()}  # the beginning of a hash is enough
         for history in histories
     ]
@@ -179,6 +180,15 @@ def _differences(histories: Sequence[RunHistory], names: Sequence[str]) -> str:
     differing = [key for key in keys if len({repr(table.get(key)) for table in tables}) > 1]
     head = "<tr><th>differences</th>" + "".join(f"<th>{_key(i)}{_e(name)}</th>" for i, name in enumerate(names)) + "</tr>"
     return _fields([(key, *(table.get(key) for table in tables)) for key in differing], head) if differing else ""
+
+
+def _changed(history: RunHistory) -> dict[str, str]:
+    """The fields that resumes changed, each with all its values: config.toml has the last one only."""
+    found: dict[str, str] = {}
+    for step, name, old, new in history.changes:
+        before = found.get(f"train.{name}", _plain(old))
+        found[f"train.{name}"] = f"{before}, from step {step + 1:,} on {_plain(new)}"
+    return found
 
 
 def _fields(rows: Iterable[tuple[Any, ...]], head: str = "", highlighted: Collection[Any] = ()) -> str:
@@ -193,7 +203,11 @@ def _fields(rows: Iterable[tuple[Any, ...]], head: str = "", highlighted: Collec
 def _value(value: Any) -> str:
     if value is None:
         return '<span class="none">none</span>'
-    return _e(str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else value)
+    return _e(_plain(value))
+
+
+def _plain(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _layers(run: int, name: str) -> str:

@@ -9,18 +9,19 @@ Tested by: tests/train/test_display.py."""
 import logging
 import os
 import sys
-import textwrap
 import time
 from collections.abc import Collection, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tapeless import progress
 from tapeless.data.baselines import Baselines
 from tapeless.errors import ConfigError
+from tapeless.text import LABEL, WIDTH, Row, rows_text
 from tapeless.training.metrics_log import event_line
 from tapeless.training.resources import format_bytes, resident_bytes
-from tapeless.training.summary import Row, command_lines, count, duration, introduction, named_losses, next_commands, readable
+from tapeless.training.summary import command_lines, count, duration, introduction, named_losses, next_commands, readable
 from tapeless.training.trainer import Trainer
 
 if TYPE_CHECKING:
@@ -29,8 +30,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("tapeless")
 SMOOTHING = 0.95  # of the loss from step to step: about the mean of the last 20
-LABEL = 11  # width of the labels in front of a row
-WIDTH = 100  # columns of plain text
 BARS = "▁▂▃▄▅▆▇█"
 
 
@@ -133,7 +132,16 @@ class Display:
             print(f"{numbers} {p.tokens_per_second:>9,.0f} {p.left:>13} {memory():>9}", flush=True)
 
     def evaluated(self) -> None:
-        print(f"{self.progress.eval['step']:>8} {evaluation_text(self.progress.eval)}", flush=True)
+        print(f"{self.progress.eval['step']:>8} {self.evaluation_text()}", flush=True)
+
+    def evaluation_text(self) -> str:
+        found = self.progress.eval
+        best = (
+            "" if found["best"] is None else "new best" if found["val_loss"] == found["best"] else f"best {found['best']:.4f}"
+        )
+        if 0 < found["step"] == self.progress.first:
+            best = "as before"  # a checkpoint is from before its step's evaluation, which a resume therefore repeats
+        return f"validation {found['val_loss']:.4f}   {best:<11}   {metrics_text(found)}"
 
     def sampled(self, event: Mapping[str, Any]) -> None:
         print(f"{event['step']:>8} sample")
@@ -175,17 +183,7 @@ class Display:
         return rows + [(name, versus(value, found)) for name, value in reversed(named_losses(trainer.data, self.baselines)[:3])]
 
     def rows(self, rows: list[Row]) -> None:
-        margin = " " * LABEL
-        for label, text in rows:
-            if label:  # do not wrap commands
-                text = textwrap.fill(text, WIDTH - LABEL, subsequent_indent=margin, break_on_hyphens=False)
-            print(f"{label:<{LABEL}}{text}")
-        sys.stdout.flush()
-
-
-def evaluation_text(found: Mapping[str, Any]) -> str:
-    best = "" if found["best"] is None else "new best" if found["val_loss"] == found["best"] else f"best {found['best']:.4f}"
-    return f"validation {found['val_loss']:.4f}   {best:<11}   {metrics_text(found)}"
+        print(rows_text(rows), flush=True)
 
 
 def metrics_text(found: Mapping[str, Any]) -> str:
@@ -238,6 +236,8 @@ class LiveDisplay(Display):
         from rich.live import Live
 
         super().__enter__()
+        self._progress = progress.shown(False)  # the panel shows it
+        self._progress.__enter__()
         self.console.print()
         self._live = Live(get_renderable=self.panel, console=self.console, refresh_per_second=4, transient=True)
         self._live.start()
@@ -246,6 +246,7 @@ class LiveDisplay(Display):
 
     def __exit__(self, *_: object) -> None:
         self._live.stop()
+        self._progress.__exit__(None, None, None)
 
     def panel(self) -> "RenderableType":
         from rich.console import Group
@@ -255,7 +256,7 @@ class LiveDisplay(Display):
 
         p = self.progress
         if not p.step:
-            return Text("first step …", "dim")
+            return Text(progress.text() or "first step …", "dim")
         s, done = p.step, f"{p.step['step']:,}/{p.total:,}"
         bar = Table.grid(padding=(0, 2), expand=True)
         bar.add_column(ratio=1)
@@ -277,13 +278,15 @@ class LiveDisplay(Display):
             ("epoch", str(s["epoch"] + 1), ""),
             ("memory", memory(), ""),
         ]
-        return Group("", bar, fields(first), fields(second), *([Text(line, "cyan")] if (line := curve(p.losses, 48)) else []))
+        below = [Text(line, "cyan")] if (line := curve(p.losses, 48)) else []
+        waiting = [Text(what, "dim")] if (what := progress.text()) else []
+        return Group("", bar, fields(first), fields(second), *below, *waiting)
 
     def step_taken(self) -> None:
         pass  # the panel shows it
 
     def evaluated(self) -> None:
-        self.console.print(f"[dim]{self.progress.eval['step']:>8,}[/]  {evaluation_text(self.progress.eval)}")
+        self.console.print(f"[dim]{self.progress.eval['step']:>8,}[/]  {self.evaluation_text()}")
 
     def sampled(self, event: Mapping[str, Any]) -> None:
         from rich.text import Text

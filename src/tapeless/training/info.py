@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from tapeless.config import KINDS, TrainConfig, checked
+from tapeless.text import Row, rows_text
 from tapeless.training.checkpoint import checkpoints
 from tapeless.training.metrics_log import as_written, read_metrics
 from tapeless.training.rotation import named_step
 from tapeless.training.run_config import RunConfig, read_run_config
 from tapeless.training.run_dir import RunDir, holder
-from tapeless.training.summary import Row, command_lines, count, duration, model_text, next_commands, optimizer_text
+from tapeless.training.summary import command_lines, count, duration, model_text, next_commands, optimizer_text
 
 RECENT = 20  # steps in the mean of the last losses
 NOT_STARTED, RUNNING, INTERRUPTED, DIVERGED, IMPORTED = "not started", "running", "interrupted", "diverged", "imported"
@@ -105,8 +106,7 @@ def describe(facts: dict[str, Any]) -> str:
         commands = [(f"tapeless train resume {facts['path']}", "start at step 0")]
     else:
         commands = next_commands(Path(facts["path"]), facts["state"], facts["total_steps"])
-    rows += [("" if i else "next", line) for i, line in enumerate(command_lines(commands))]
-    return "\n".join(f"{label:<12}{text}".rstrip() for label, text in rows)
+    return rows_text([*rows, ("next", ""), *(("", line) for line in command_lines(commands))])
 
 
 def state_text(facts: dict[str, Any], train: TrainConfig) -> str:

@@ -27,10 +27,9 @@ from tapeless.training.unused_options import refuse_unused
 CHANGEABLE = {"dropout", "z_loss", "label_smoothing"}
 
 
-def resolve_recipe(recipe: Recipe, source: str) -> tuple[AnyModelConfig, TrainConfig]:
-    """The configurations that a recipe describes, with the model and tokenizer of init_from if it names one. source: where the
-    recipe comes from, for errors."""
-    model, train = checked(recipe.kind, recipe.model, source), checked("train", recipe.train, source)
+def resolve_recipe(recipe: Recipe) -> tuple[AnyModelConfig, TrainConfig]:
+    """The configurations that a recipe describes, with the model and tokenizer of init_from if it names one."""
+    model, train = checked(recipe.kind, recipe.model), checked("train", recipe.train)
     refuse_unused(train)
     if train.init_from is None:
         return model, train

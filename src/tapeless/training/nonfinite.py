@@ -19,6 +19,7 @@ from tapeless.model.observe import OpCall, observe_ops
 from tapeless.model.params import ParamStore
 from tapeless.model.transformer import Transformer
 from tapeless.optim.clip import grad_norm
+from tapeless.training.checkpoint import checkpoints
 from tapeless.training.run_dir import RunDir
 from tapeless.training.step import accumulate_gradients
 
@@ -44,8 +45,11 @@ def explained(
     counts: Mapping[str, int],  # grad_accum, step, first_sample: arguments of accumulate_gradients()
     lr: float,
     run: RunDir | None,
+    *,
+    peak: float,
 ) -> NonFiniteError:
-    """The error with the first bad tensor in its message, and a dump in the run directory."""
+    """The error with the first bad tensor in its message, and a dump in the run directory. lr: of the step; peak: of the
+    schedule."""
     present = {name: x for name, x in batch.items() if x is not None}
     number, first = counts["step"] + 1, counts["first_sample"]
     last = first + len(present["tokens"]) - 1
@@ -62,8 +66,16 @@ def explained(
             text += f"; dump: {dump}"
         except WriteError as failure:
             text += f"; no dump: {failure}"
-        text += f"; resume from the last checkpoint: tapeless train resume {run.path}"
+        text += f"; {_next(run, peak)}"
     return NonFiniteError(text)
+
+
+def _next(run: RunDir, peak: float) -> str:
+    """What to do. Without a checkpoint, the same steps would diverge again."""
+    resume, smaller = f"tapeless train resume {run.path}", f"--lr {peak / 2:.2g}"
+    if checkpoints(run.checkpoints):
+        return f"resume from the last checkpoint: {resume}; if it diverges again, with a smaller learning rate: {smaller}"
+    return f"there is no checkpoint yet: start again at step 0, with a smaller learning rate: {resume} {smaller}"
 
 
 def first_bad_tensor(model: AnyModel, batch: Sequence[Tensor], counts: Mapping[str, int]) -> BadTensor:

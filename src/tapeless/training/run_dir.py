@@ -57,8 +57,15 @@ class RunDir:
         if not run.config.is_file():
             if run.path.is_file() and _is_pickle(run.path):
                 raise PICKLE(path=run.path, expected="the directory of a run, whose weights are safetensors")
-            raise NOT_A_RUN(path=run.path)
+            raise NOT_A_RUN(path=run.path, such=_run_like(run.path))
         return run
+
+
+def _run_like(path: Path) -> Path:
+    """The run that a path was meant for: of the same name in runs/, or the newest there or below the path."""
+    runs = [config.parent for folder in (path, Path("runs")) for config in sorted(folder.glob("*/config.toml"))]
+    named = [run for run in runs if run.name == path.name]
+    return (named or sorted(runs, key=lambda run: run.stat().st_mtime, reverse=True) or [Path("runs/tiny")])[0]
 
 
 def _is_pickle(path: Path) -> bool:

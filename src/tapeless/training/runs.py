@@ -32,7 +32,7 @@ from tapeless.training.checkpoint import Checkpoint, checkpoints, load_checkpoin
 from tapeless.training.fastest import fastest_dtype
 from tapeless.training.imported import generation_of, import_model, requested_tokenizer
 from tapeless.training.metrics_log import MetricsLog
-from tapeless.training.plan import default_seq_len
+from tapeless.training.plan import resolve_seq_len
 from tapeless.training.process import default_device, limit_threads, usable_device
 from tapeless.training.rotation import remove_stale
 from tapeless.training.run_config import Change, RunConfig, check_resume, read_run_config, write_run_config
@@ -74,7 +74,7 @@ def resolve_dtype(train: TrainConfig) -> TrainConfig:
 def resolve_defaults(config: AnyModelConfig, train: TrainConfig) -> TrainConfig:
     """Fill in seq_len and dtype where they were left open, and check that the device exists."""
     usable_device(train.device)
-    return resolve_dtype(replace(train, seq_len=train.seq_len or default_seq_len(config)))
+    return resolve_dtype(replace(train, seq_len=resolve_seq_len(config, train)))
 
 
 def create_run(
@@ -143,6 +143,8 @@ def resume_config(run: RunDir, overrides: Mapping[str, Any]) -> tuple[RunConfig,
     model, settings = replace(before.model, **of_model), {**set_fields(before.train), **of_train}
     require_plugins(before.plugins, run.path, training_names(str(settings["optimizer"]), str(settings["report_to"])))
     train = resolve_dtype(checked("train", settings, "--override"))
+    if "seq_len" in overrides:
+        resolve_seq_len(model, train)
     plugins = required_plugins(model, train)
     changed = changed_plugins(before.plugins, plugins)
     before = replace(before, plugins={**plugins, **{name: before.plugins[name] for name in changed}})
@@ -172,7 +174,7 @@ class Recorder:
     steps of a small model finds nothing of itself in the processor's caches, and takes three times as long."""
 
     def __init__(self, run: RunDir, *listeners: Listener, delayed: Iterable[Listener] = ()):
-        self.run, self.listeners, self.delayed = run, listeners, list(delayed)
+        self.run, self.listeners, self.delayed = run, list(listeners), list(delayed)
         self._waiting: list[dict[str, Any]] = []
         self._delivered = 0.0
         self.lock = RunLock(run.lock)

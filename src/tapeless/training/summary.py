@@ -13,12 +13,12 @@ from tapeless.config import OPTIMIZERS, AnyModelConfig, ModelConfig, TrainConfig
 from tapeless.data.baselines import Baselines
 from tapeless.data.loader import ExampleLoader
 from tapeless.data.prepare import Dataset
+from tapeless.interop.targets import export_targets
 from tapeless.model.build import AnyModel
 from tapeless.model.params import count_params
 from tapeless.model.transformer import Transformer
+from tapeless.text import Row
 from tapeless.training.trainer import Trainer
-
-Row = tuple[str, str]
 
 
 def introduction(run: Path | None, trainer: Trainer, baselines: Baselines) -> list[Row]:
@@ -39,7 +39,11 @@ def introduction(run: Path | None, trainer: Trainer, baselines: Baselines) -> li
         ("ops", f"{ops}; {model.dtype} on {model.device}{threads}"),
         ("steps", steps_text(trainer)),
         ("optimizer", optimizer_text(c)),
-        ("decay", f"{c.weight_decay:g} on {decaying}; none on {others}" if c.weight_decay else "none"),
+        (
+            "decay",
+            (f"{c.weight_decay:g} on {decaying}" + (f"; none on {others}" if others else "")) if c.weight_decay else "none",
+        ),
+        ("export", export_targets(model.config, data.tokenizer)),
         ("baselines", ", ".join(f"{name} {value:.4f}" for name, value in named_losses(data, baselines))),
     ]
 
@@ -93,7 +97,8 @@ def tokenizer_text(data: Dataset, vocab_size: int) -> str:
     t = data.tokenizer
     spare = vocab_size - t.vocab_size
     unused = f"; the model has {vocab_size:,}: {spare:,} are unused" if spare else ""
-    return f"{t.kind}, {t.vocab_size:,} ids, {data.bytes_per_token:.2f} bytes per token{unused}"
+    text = "validation text" if data.roles is None else "validation completions, their ends included"
+    return f"{t.kind}, {t.vocab_size:,} ids, {data.bytes_per_token:.2f} bytes per token of the {text}{unused}"
 
 
 def steps_text(trainer: Trainer) -> str:
@@ -131,7 +136,7 @@ def decay_groups(names: Iterable[str], decay: Iterable[str]) -> tuple[str, str]:
 
 def _grouped(group: dict[str, list[str]]) -> str:
     leaves = {owner: names[0] if len(names) == 1 else f"{{{' '.join(names)}}}" for owner, names in group.items()}
-    return ", ".join(f"{owner}.{leaf}" for owner, leaf in leaves.items()) or "nothing"
+    return ", ".join(f"{owner}.{leaf}" for owner, leaf in leaves.items())
 
 
 def next_commands(run: Path, ending: str, total_steps: int) -> list[Row]:
@@ -139,7 +144,7 @@ def next_commands(run: Path, ending: str, total_steps: int) -> list[Row]:
     path = shlex.quote(str(run))
     resume = (f"tapeless train resume {path}", "continue as if it had not been interrupted")
     if ending in ("done", "early"):
-        resume = (f"tapeless train resume {path} --override max_steps={2 * total_steps}", "train for longer")
+        resume = (f"tapeless train resume {path} --max-steps {2 * total_steps}", "train for longer")
     others = [
         (f"tapeless generate {path} --temperature 0.7", "generate text"),
         (f"tapeless eval {path} --checkpoint best", "evaluate on the whole validation text"),

@@ -34,7 +34,6 @@ from tapeless.model.build import AnyModel
 from tapeless.model.trained import checkpointed
 from tapeless.model.transformer import Transformer
 from tapeless.optim.ema import EMA
-from tapeless.optim.schedule import learning_rate
 from tapeless.training.captured_step import captured_step
 from tapeless.training.checkpoint import Checkpoint, restore
 from tapeless.training.checkpoint_writer import CheckpointWriter
@@ -44,7 +43,7 @@ from tapeless.training.imported import generation_of
 from tapeless.training.invariants import check_invariants
 from tapeless.training.layer_stats import LayerStats
 from tapeless.training.nonfinite import explained
-from tapeless.training.plan import default_seq_len, total_steps, warmup_steps
+from tapeless.training.plan import default_seq_len, scheduled_rate, total_steps, warmup_steps
 from tapeless.training.prefetch import Prefetch
 from tapeless.training.rotation import is_new_best, repair_names
 from tapeless.training.run_dir import RunDir
@@ -122,9 +121,7 @@ class Trainer:
         self.warmup_steps = warmup_steps(self.config, self.total_steps)
 
     def learning_rate(self, step: int) -> float:
-        c = self.config
-        rates: dict[str, Any] = {"schedule": c.lr_schedule, "lr": c.lr, "min_lr": c.lr / 10 if c.min_lr is None else c.min_lr}
-        return learning_rate(step, **rates, total_steps=self.total_steps, warmup_steps=self.warmup_steps)
+        return scheduled_rate(self.config, step, self.total_steps, self.warmup_steps)
 
     def next_batch(self) -> tuple[Tensor, ...]:  # tokens, targets (k*B, T) int64, k = grad_accum; document_ids if masked
         return self._batches.at(self.samples)
@@ -144,7 +141,7 @@ class Trainer:
         except NonFiniteError as error:
             counts = {"grad_accum": self.config.grad_accum, "step": self.steps, "first_sample": self.samples}
             batch = {"tokens": tokens, "targets": targets, "documents": documents}
-            raise explained(error, self.model, batch, counts, lr, self.run_dir) from None
+            raise explained(error, self.model, batch, counts, lr, self.run_dir, peak=self.config.lr) from None
         if self.ema is not None and not result.skipped:
             self.ema.update(self.optimizer.t)
         now = time.perf_counter()

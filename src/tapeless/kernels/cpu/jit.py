@@ -21,6 +21,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +30,13 @@ import numpy as np
 import torch
 from llvmlite import ir
 from numba import types
+from numba.core import event
 from numba.core.registry import cpu_target
 from numba.extending import intrinsic, overload
 from torch import Tensor
 
 from tapeless.kernels.workspace import NUMPY
+from tapeless.progress import busy
 
 log = logging.getLogger("tapeless")
 
@@ -93,11 +96,32 @@ def use_torchs_threads() -> None:
         torch.set_num_threads(threads)
 
 
-def announce_first_use() -> None:
-    if not any(_FOLDER.glob("**/*.nbi")):
-        log.warning(
-            "first use of the CPU kernels on this machine: each is compiled when first needed, and cached in %s", _FOLDER
-        )
+class _Compiling(event.Listener):
+    """Shows which kernel is being compiled; one that is loaded from the cache takes no time."""
+
+    def __init__(self) -> None:
+        self.count, self.depth, self.begin = 0, 0, 0.0
+        self.stack = ExitStack()
+
+    def on_start(self, compiling: event.Event) -> None:
+        self.depth += 1
+        if self.depth > 1:  # a function that a kernel calls
+            return
+        if not self.count:
+            log.warning("first use of these CPU kernels: each is compiled when it is first needed, and cached in %s", _FOLDER)
+            self.begin = time.monotonic()
+        self.count += 1
+        kernel = compiling.data["dispatcher"].py_func
+        name = f"{kernel.__module__.rpartition('.')[2]}, {kernel.__name__.strip('_')}"
+        self.stack.enter_context(busy(f"compiling CPU kernel {self.count} ({name})", since=self.begin))
+
+    def on_end(self, compiled: event.Event) -> None:
+        self.depth -= 1
+        if not self.depth:
+            self.stack.close()
+
+
+event.register("numba:compile", _Compiling())
 
 
 def _compiled(**options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

@@ -1,0 +1,74 @@
+"""What is waited for is said within a second, on a terminal on one line, and never unasked."""
+
+import time
+
+import pytest
+
+from tapeless import progress
+from tapeless.progress import busy, shown, text
+
+
+@pytest.fixture
+def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "SILENT", 0.05)
+    monkeypatch.setattr(progress, "TICK", 0.01)
+
+
+def wait(seconds: float = 0.3) -> None:
+    time.sleep(seconds)
+
+
+def test_a_wait_is_lines_in_a_file(hurry: None, capsys: pytest.CaptureFixture):
+    with shown(), busy("reading"):
+        wait()
+        with busy("compiling", since=time.monotonic() - 7):
+            wait()
+    lines = capsys.readouterr().err.splitlines()
+    assert "reading …" in lines
+    assert "compiling … 7 s" in lines
+    assert text() == ""
+
+
+def test_on_a_terminal_one_line_is_updated_and_erased(hurry: None, capsys: pytest.CaptureFixture, monkeypatch):
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    with shown(), busy("reading"):
+        wait()
+    err = capsys.readouterr().err
+    assert "\rreading …\x1b[K" in err
+    assert err.endswith("\r\x1b[K")
+    assert "\n" not in err
+
+
+def test_nothing_is_said_unasked_or_while_another_shows_it(hurry: None, capsys: pytest.CaptureFixture):
+    with busy("reading"):
+        wait()
+        with shown(), shown(False):
+            assert text() == "reading …"
+            wait()
+    with shown():
+        wait()
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_long_wait_is_said_seldom(hurry: None, capsys: pytest.CaptureFixture):
+    with shown(), busy("reading", since=time.monotonic() - progress.OFTEN - 1):
+        progress._progress._said = time.monotonic()
+        wait()
+    assert capsys.readouterr().err == ""
+
+
+def test_a_compiled_kernel_is_named(capsys: pytest.CaptureFixture):
+    pytest.importorskip("numba")
+    from numba.core import event
+
+    from tapeless.kernels.cpu import jit
+
+    class Dispatcher:
+        py_func = test_a_compiled_kernel_is_named
+
+    with event.trigger_event("numba:compile", data={"dispatcher": Dispatcher}):
+        with event.trigger_event("numba:compile", data={"dispatcher": Dispatcher}):  # an inlined function
+            assert "(test_progress, test_a_compiled_kernel_is_named)" in text()
+        assert text().startswith("compiling CPU kernel ")
+    assert text() == ""
+    assert jit.event is event

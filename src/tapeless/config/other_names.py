@@ -174,7 +174,8 @@ _SAID = {
     "val_fraction test_size",
     "shorten the file, or give fewer --max-steps": "max_train_samples",
     "the interactive mode is a command: tapeless chat RUN": "interactive chat repl i",
-    "--stop TEXT ends a text there; it also ends at the model's own end-of-text token": "stop_token stop_sequence eos eos_token",
+    "--stop TEXT ends a text there; it also ends at the model's own end-of-text token": "stop_token stop_sequence eos "
+    "eos_token",
 }
 
 # Words given as a command -> the command.

@@ -18,6 +18,7 @@ from tapeless.kernels.cpu.jit import BITS, FLOAT, inlined
 from tapeless.kernels.cpu.tile import HAS_PAIRS, INDEX, INTEGERS, VECTOR, WIDTH, spread, times_plus
 
 LANES = list(range(WIDTH))
+TOGETHER = 4  # rows of w that a tile reads at a time: one row of x waits for memory, which likes few streams
 
 
 def _shuffled(builder: ir.IRBuilder, a: Any, b: Any, lanes: list[int]) -> Any:
@@ -109,28 +110,32 @@ def _make_tile(rows: int) -> Any:
         signature = types.void(y, *[types.intp] * 2, w, *[types.intp] * 2, x, *[types.intp] * 3)
         pairs = HAS_PAIRS and w.dtype == x.dtype == types.uint16
         step = 2 * WIDTH if pairs else WIDTH
+        together = min(outputs, TOGETHER)
 
         def codegen(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> Any:
             y_row_, w_step_, x_row_, I_ = args[2], args[5], args[8], args[9]
             y_, w_, x_ = (_start(context, builder, signature.args[k], args[k], args[k + 1]) for k in (0, 3, 6))
             w_starts = [builder.gep(w_, [builder.mul(INDEX(o), w_step_)]) for o in range(outputs)]
             x_starts = [builder.gep(x_, [builder.mul(INDEX(r), x_row_)]) for r in range(rows)]
-            cells = [(r, o) for r in range(rows) for o in range(outputs)]
             sums = _zeros(builder, WIDTH)
 
-            def add(at: Any, count: Any = None) -> None:
-                w_vectors = [_vector(builder, builder.gep(start, [at]), count, pairs) for start in w_starts]
+            def add(first: int, at: Any, count: Any = None) -> None:
+                starts = w_starts[first : first + together]
+                w_vectors = [_vector(builder, builder.gep(start, [at]), count, pairs) for start in starts]
                 x_vectors = [_vector(builder, builder.gep(start, [at]), count, pairs) for start in x_starts]
-                for start in w_starts:  # arithmetic hides the memory's latency if what the next tile reads is asked for now
-                    _prefetch(builder, builder.gep(start, [builder.add(at, builder.mul(w_step_, INDEX(WIDTH)))]))
-                for (r, o), total in zip(cells, sums, strict=True):
-                    _add_product(builder, total, w_vectors[o], x_vectors[r])
+                if rows > 1:  # arithmetic hides the memory's latency if what the next tile reads is asked for now
+                    for start in starts:
+                        _prefetch(builder, builder.gep(start, [builder.add(at, builder.mul(w_step_, INDEX(WIDTH)))]))
+                for r in range(rows):
+                    for o, w_vector in enumerate(w_vectors, first):
+                        _add_product(builder, sums[r * outputs + o], w_vector, x_vectors[r])
 
-            with cgutils.for_range(builder, builder.sdiv(I_, INDEX(step))) as loop:
-                add(builder.mul(loop.index, INDEX(step)))
             whole = builder.and_(I_, INDEX(-step))
-            with builder.if_then(builder.icmp_signed("<", whole, I_)):
-                add(whole, builder.sub(I_, whole))
+            for first in range(0, outputs, together):
+                with cgutils.for_range(builder, builder.sdiv(I_, INDEX(step))) as loop:
+                    add(first, builder.mul(loop.index, INDEX(step)))
+                with builder.if_then(builder.icmp_signed("<", whole, I_)):
+                    add(first, whole, builder.sub(I_, whole))
             total = _sums(builder, [builder.load(total) for total in sums])
             for r in range(rows):
                 part = builder.shuffle_vector(

@@ -1,6 +1,8 @@
 """The examples run as they stand, and say what they promise."""
 
+import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -8,9 +10,10 @@ from pathlib import Path
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
-def output(name: str, tmp_path: Path) -> str:
+def output(name: str, tmp_path: Path, *arguments: str) -> str:
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    run = subprocess.run([sys.executable, EXAMPLES / name], capture_output=True, text=True, cwd=tmp_path, env=environment)
+    command = [sys.executable, EXAMPLES / name, *arguments]
+    run = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment)
     assert run.returncode == 0, run.stdout + run.stderr
     assert run.stderr == ""
     return run.stdout
@@ -46,3 +49,16 @@ def test_all_examples_are_tested():
 def test_gated_token_shift(tmp_path: Path):
     """It registers a sublayer and prints nothing; what it computes: tests/test_plugins.py."""
     assert output("gated_token_shift.py", tmp_path) == ""
+
+
+def test_instructions(tmp_path: Path):
+    """Seven kinds, and no list of letters of the test is in a training conversation."""
+    output("instructions.py", tmp_path, "train.jsonl", "test.jsonl")
+    train, test = (
+        [json.loads(line)["messages"] for line in (tmp_path / name).open()] for name in ("train.jsonl", "test.jsonl")
+    )
+    assert (len(train), len(test)) == (16000, 20)
+    assert len({question["content"].split()[0] for question, _ in test}) >= 5
+    questions = {question["content"] for question, _ in train}
+    lists = {re.search(r"(?: [a-z])+$", question).group() for question in questions}
+    assert not lists & {re.search(r"(?: [a-z])+$", question["content"]).group() for question, _ in test}

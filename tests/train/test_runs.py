@@ -204,7 +204,7 @@ def test_auto_is_resolved_and_kept(tmp_path: Path, caplog: pytest.LogCaptureFixt
 def test_steps_reach_the_file_and_delayed_listeners_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """In order, at the latest with the next other event or after DELAY; other listeners hear of each at once."""
     run, now, at_once, later = RunDir.create(tmp_path / "run"), [100.0], [], []
-    monkeypatch.setattr("tapeless.training.runs.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("tapeless.training.runs.time.perf_counter", lambda: now[0])
 
     def steps(events: Iterable[dict[str, Any]]) -> list[int]:
         return [event["step"] for event in events]

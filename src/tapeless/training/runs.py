@@ -197,7 +197,7 @@ class Recorder:
         for listener in self.listeners:
             listener(event)
         self._waiting.append(event)
-        if event["event"] not in ("step", "layer_stats") or time.monotonic() - self._delivered > DELAY:
+        if event["event"] not in ("step", "layer_stats") or time.perf_counter() - self._delivered > DELAY:
             self.deliver()
 
     def deliver(self) -> None:
@@ -207,7 +207,7 @@ class Recorder:
             event = self._waiting.pop(0)
             for listener in self.delayed:
                 listener(event)
-        self._delivered = time.monotonic()
+        self._delivered = time.perf_counter()
 
     def __enter__(self) -> "Recorder":
         return self

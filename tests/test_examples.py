@@ -54,9 +54,8 @@ def test_gated_token_shift(tmp_path: Path):
 def test_instructions(tmp_path: Path):
     """Seven kinds, and no list of letters of the test is in a training conversation."""
     output("instructions.py", tmp_path, "train.jsonl", "test.jsonl")
-    train, test = (
-        [json.loads(line)["messages"] for line in (tmp_path / name).open()] for name in ("train.jsonl", "test.jsonl")
-    )
+    texts = ((tmp_path / name).read_text() for name in ("train.jsonl", "test.jsonl"))
+    train, test = ([json.loads(line)["messages"] for line in text.splitlines()] for text in texts)
     assert (len(train), len(test)) == (16000, 20)
     assert len({question["content"].split()[0] for question, _ in test}) >= 5
     questions = {question["content"] for question, _ in train}

@@ -6,7 +6,7 @@ together; a piece of a phase is a row, a span of outputs, or a row's heads that 
 buffer at offsets. Inputs of linear maps are rounded to the dtype of the matrices, as in training; all else is float32.
 A row's bits depend on its own sequence alone: each number is computed by the same instructions in the same order, whatever the
 other rows, and whichever thread does it.
-Same formulas, same order as model/block.py. Tested by: tests/kernels/cpu/test_decode.py."""
+Same formulas, same order as model/block.py. Tested by: tests/kernels/cpu/test_cpu_decode.py."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping

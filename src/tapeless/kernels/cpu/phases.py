@@ -7,7 +7,7 @@
             wait(turns, phase, pieces)
 A parallel loop for each phase would start and stop all threads each time. A thread here takes the next piece as soon as it is
 free, so one that starts late delays nobody, and a loop that runs on fewer threads than workers still ends.
-Tested by: tests/kernels/cpu/test_phases.py."""
+Tested by: tests/kernels/cpu/test_kernel_phases.py."""
 
 import os
 from typing import Any

@@ -35,9 +35,10 @@ class _Progress:
                 self._tick()
 
     def _tick(self) -> None:
-        if not self.tasks or not self.printing:
+        last = self.tasks[-1:]  # a copy: another thread may end it now
+        if not last or not self.printing:
             return
-        now, since = time.monotonic(), self.tasks[-1][1]
+        now, since = time.monotonic(), last[0][1]
         terminal = sys.stderr.isatty()
         if now - self._said < (SILENT if terminal or now - since < OFTEN else SELDOM):
             return
@@ -56,9 +57,10 @@ _progress = _Progress()
 
 def text() -> str:
     """What is being done, and for how long; empty if that is nothing."""
-    if not _progress.tasks:
+    last = _progress.tasks[-1:]
+    if not last:
         return ""
-    what, since = _progress.tasks[-1]
+    what, since = last[0]
     seconds = int(time.monotonic() - since)
     return f"{what} … {seconds} s" if seconds else f"{what} …"
 

@@ -118,7 +118,8 @@ def test_a_run_of_text(trained: tuple[Path, str], capsys: pytest.CaptureFixture)
 
 
 def test_the_terminal_is_not_controlled():
-    assert shown("a\x1b]0;title\x07b\nü\t🙂\x9b") == "a]0;titleb\nü\t🙂"
+    assert shown("a\x1b]0;title\x07b\nü\t🙂\x9b\u202e") == "a]0;titleb\nü\t🙂"
+    assert shown("10\u202f000 €\u3000👩\u200d🔬") == "10\u202f000 €\u3000👩\u200d🔬"
 
 
 def test_generate_and_samples_stop(tuned: Path, capsys: pytest.CaptureFixture):

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from tapeless.config import ModelConfig, Sampling, SimpleLMConfig
-from tapeless.errors import ConfigError, InputError, NonFiniteError
+from tapeless.errors import ConfigError, InputError, NonFiniteError, OrderError
 from tapeless.generate.decoder import HostDecoder
 from tapeless.generate.engine import Engine, generate, generate_each, window_start
 from tapeless.generate.sampler import sample
@@ -357,3 +357,15 @@ def test_a_broken_model_is_an_error():
     model.params["blocks.1.ffn.w_up"][0, 0] = torch.nan
     with pytest.raises(NonFiniteError, match=r"blocks\.1\.ffn\.w_up"):
         generate(model, PROMPT, max_tokens=3)
+
+
+def test_an_error_in_a_step_ends_the_engine(monkeypatch: pytest.MonkeyPatch):
+    """What its slots hold is unknown then: no later request may reuse it."""
+    engine = Engine(transformer(64), slots=2)
+    engine.submit(PROMPT, max_tokens=3)
+    with monkeypatch.context() as patched:
+        patched.setattr(HostDecoder, "_draw", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            engine.step()
+    with pytest.raises(OrderError, match="make a new one"):
+        next(engine.submit(PROMPT, max_tokens=3))

@@ -62,3 +62,19 @@ def test_a_copied_prefix_continues_like_its_source(case: ModelCase):
     for name in ("keys", "values"):
         for stack in kv_cache.stacked[name]:
             assert torch.equal(stack[:, 2, :, : T - 2], stack[:, 0, :, : T - 2])
+
+
+@pytest.mark.parametrize(
+    ("slots", "positions", "words"),
+    [
+        ([0, 2], [1, 1], "distinct rows"),
+        ([-1, 0], [1, 1], "distinct rows"),
+        ([1, 1], [1, 2], "distinct rows"),
+        ([0, 1], [1, T + 1], f"expected 0 to {T}"),
+        ([0, 1], [-1, 0], f"expected 0 to {T}"),
+    ],
+)
+def test_a_token_outside_the_cache_is_refused(slots: list[int], positions: list[int], words: str):
+    model = build(TRANSFORMER_CASES[0])
+    with pytest.raises(InputError, match=words):
+        model.decode(torch.tensor([1, 2]), torch.tensor(slots), torch.tensor(positions), model.kv_cache(2, T + 1))

@@ -1,11 +1,14 @@
 """Where the time of a run went: every second once, also over a kill and a resume."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tapeless.training import run_time
+from tapeless.training.metrics_log import MetricsLog, read_metrics
 from tapeless.training.run_time import RunTime, activity_rows, startup_rows, verdict
+from tapeless.training.trainer import REPEATED
 
 
 def step(number: int, seconds: float) -> dict[str, Any]:
@@ -35,6 +38,17 @@ def found(events: list[dict[str, Any]]) -> Any:
     for event in events:
         times.add(event)
     return times.found()
+
+
+def test_a_stopped_process_counts_after_a_resume(tmp_path: Path):
+    """A stop saves and says what it spent at the same step: a resume from there keeps it."""
+    events = [*FIRST, {"event": "checkpoint", "step": 5}]
+    with MetricsLog(tmp_path / "metrics.jsonl") as log:
+        for event in events:
+            log.append(event)
+        log.flush()
+        log.truncate_to(5, repeated=REPEATED)
+    assert found(list(read_metrics(log.path)))["seconds"] == found(events)["seconds"]
 
 
 def test_the_first_steps_belong_to_the_start():

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
+from unicodedata import category
 
 from tapeless.cli.options import (
     add_fields,
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from tapeless.data.chat import ChatFormat
 
 HELP = "talk to a model that was trained on conversations"
+DIRECTIONS = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
 CLEAR, EXIT = "/clear", "/exit"
 CONTEXT = 4096  # some models allow a million, and the keys and values of all of them are allocated
 
@@ -150,18 +152,20 @@ class Conversation:
     def _prompt(self) -> list[int]:
         """The conversation as tokens. If less than a quarter of the context would be left for the answer, the oldest messages
         are left out."""
-        prompt, before = self.chat.prompt(self.messages), len(self.messages)
+        messages = self.messages.copy()
+        prompt = self.chat.prompt(messages)
         while len(prompt) > self.context * 3 // 4:
-            if len(self.messages) <= self.first + 1:
+            if len(messages) <= self.first + 1:
                 raise InputError(f"the message has {len(prompt)} tokens, and the context is {self.context}; shorten it")
-            following = range(self.first + 1, len(self.messages))
-            del self.messages[self.first : next(i for i in following if self.messages[i].role == "user")]
-            prompt = self.chat.prompt(self.messages)
-        if len(self.messages) < before:
+            following = range(self.first + 1, len(messages))
+            del messages[self.first : next(i for i in following if messages[i].role == "user")]
+            prompt = self.chat.prompt(messages)
+        if len(messages) < len(self.messages):
+            self.messages = messages
             say(f"(the conversation is longer than the context of {self.context} tokens: its beginning is left out)")
         return [int(i) for i in prompt]
 
 
 def shown(text: str) -> str:
-    """Without the characters that control a terminal."""
-    return "".join(character for character in text if character.isprintable() or character in "\n\t")
+    """Without the characters that control a terminal, or turn the direction of a text."""
+    return "".join(c for c in text if c in "\n\t" or (category(c) not in ("Cc", "Cs") and c not in DIRECTIONS))

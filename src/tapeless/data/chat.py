@@ -94,10 +94,11 @@ class ChatFormat:
         """The tokens of a conversation; answer: with the beginning of the next answer. An answer that the template does not
         end with a special token is ended by answer_end."""
         mark = _unused_character(messages)
-        shielded = [
-            {"role": m.role, "content": self._special.sub(lambda name: name[0][:1] + mark + name[0][1:], m.content)}
-            for m in messages
-        ]
+
+        def shielded_text(text: str) -> str:
+            return self._special.sub(lambda name: name[0][:1] + mark + name[0][1:], text)
+
+        shielded = [{"role": shielded_text(m.role), "content": shielded_text(m.content)} for m in messages]
         turns: list[Turn] = []
         for text, counts in self._segments(shielded, answer):
             ids = self._encode(text.rstrip() if counts and not self._ended(text) else text, mark, first=not turns)
@@ -170,7 +171,7 @@ def read_template(folder: Path) -> str | None:
 
 
 def _unused_character(messages: Sequence[Message]) -> str:
-    used = set().union(*(message.content for message in messages))
+    used = set().union(*(message.role + message.content for message in messages))
     return next(character for character in map(chr, range(0xE000, 0xF8FF)) if character not in used)
 
 

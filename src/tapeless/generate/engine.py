@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from tapeless.config import Sampling, require
-from tapeless.errors import InputError
+from tapeless.errors import InputError, OrderError
 from tapeless.generate.decoder import LanguageModel, Request, make_decoder
 
 SLOTS = 32  # of generate: more prompts than this take turns
@@ -90,6 +90,7 @@ class Engine:
         self._decoder = make_decoder(model, slots, capacity)
         self._reuse = self._decoder.reuse if reuse_prefixes else 0
         self._submitted = 0
+        self._failed = False  # a step did not come to its end: what the slots hold is unknown
         self._waiting: deque[Stream] = deque()
         self._running: dict[int, Stream] = {}  # by slot
         self._free = list(range(slots))  # the one that ended first comes first
@@ -126,7 +127,15 @@ class Engine:
 
     def step(self) -> list[Stream]:
         """One more token of every running sequence, after waiting ones got the free slots. Returns the streams that have new
-        tokens or ended, in the order of their submission."""
+        tokens or ended, in the order of their submission. After an error in it an engine cannot go on."""
+        if self._failed:
+            raise OrderError("this engine stopped in the middle of a step; make a new one")
+        self._failed = True
+        changed = self._step()
+        self._failed = False
+        return changed
+
+    def _step(self) -> list[Stream]:
         changed: set[Stream] = set()
         if any(map(self._must_slide, self._running)):
             self._read(0, changed)  # to run a window again, all of its tokens are needed

@@ -65,6 +65,18 @@ class KVCache:
         for x in self._by_position:
             x[:length, :, target] = x[:length, :, source]
 
+    def expect_rows(
+        self,
+        slots: Tensor,  # (R,) int64
+        positions: Tensor,  # (R,) int64
+    ) -> None:
+        """Raise unless each row is another sequence and has room for one more token."""
+        rows, at = slots.tolist(), positions.tolist()
+        if len(set(rows)) < len(rows) or not all(0 <= row < self.batch_size for row in rows):
+            raise InputError(f"slots are {rows}; expected distinct rows of a kv_cache of {self.batch_size}")
+        if not all(0 <= position < self.capacity for position in at):
+            raise InputError(f"positions are {at}; expected 0 to {self.capacity - 1}, the capacity of the kv_cache")
+
     def expect(self, batch_size: int, new: int) -> None:
         """Raise unless `new` more tokens of this batch fit."""
         if batch_size != self.batch_size:

@@ -363,6 +363,7 @@ class Transformer(Generates):
         forward_backward."""
         if check:
             self._check(tokens[:, None], None, None)
+            kv_cache.expect_rows(slots, positions)
         elif self.ops.begin is not None:
             self.ops.begin()
         if self._decode is None:

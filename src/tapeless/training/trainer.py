@@ -52,7 +52,7 @@ from tapeless.training.time_spent import TimeSpent
 
 log = logging.getLogger("tapeless")
 # Events that a resume writes again for the step it starts at.
-REPEATED = ("checkpoint", "eval", "sample", "guard", "time_spent", "end")
+REPEATED = ("checkpoint", "eval", "sample", "guard", "end")
 
 Listener = Callable[[dict[str, Any]], None]
 

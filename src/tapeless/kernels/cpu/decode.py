@@ -274,22 +274,24 @@ def decoder(
         workers = max(1, min(threads, len(tokens) * multiplications // PER_THREAD))
         if workers < threads:
             numba.set_num_threads(workers)
-        _decode(
-            array(tokens),
-            array(slots),
-            array(positions),
-            array(flat),
-            program,
-            array(kv_cache.stacked["keys"][0]),
-            array(kv_cache.stacked["values"][0]),
-            turns,
-            sizes,
-            eps,
-            workers,
-            array(logits),
-        )
-        if workers < threads:
-            numba.set_num_threads(threads)
+        try:
+            _decode(
+                array(tokens),
+                array(slots),
+                array(positions),
+                array(flat),
+                program,
+                array(kv_cache.stacked["keys"][0]),
+                array(kv_cache.stacked["values"][0]),
+                turns,
+                sizes,
+                eps,
+                workers,
+                array(logits),
+            )
+        finally:
+            if workers < threads:
+                numba.set_num_threads(threads)
         return logits
 
     return decode

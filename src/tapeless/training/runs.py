@@ -170,8 +170,9 @@ def set_fields(train: TrainConfig) -> dict[str, Any]:
 class Recorder:
     """Writes every event to metrics.jsonl and passes it to the listeners, while it holds the run's lock.
 
-    Steps reach the file and the delayed listeners several at a time, at most DELAY later: Python that runs once between two
-    steps of a small model finds nothing of itself in the processor's caches, and takes three times as long."""
+    Steps reach the file and the delayed listeners several at a time: with the next event of another kind, or the first step
+    that comes DELAY after the last delivery. Python that runs between every two steps of a small model is not in the
+    processor's caches, and slower than the same Python for many steps at once."""
 
     def __init__(self, run: RunDir, *listeners: Listener, delayed: Iterable[Listener] = ()):
         self.run, self.listeners, self.delayed = run, list(listeners), list(delayed)

@@ -216,7 +216,7 @@ def check_threads(claims: Claims) -> None:
     warned = [text for text in found if text]
     measured = f"{len(warned)} of 5: {warned[0] if warned else ''}"
     claims.check(
-        "a busy machine: all threads are slower than one, and it is said", bound="yes", measured=measured, ok=bool(warned)
+        "a busy machine: a warning that all threads are slower than one", bound="yes", measured=measured, ok=bool(warned)
     )
 
 

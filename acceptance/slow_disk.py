@@ -108,7 +108,7 @@ def check_slow(claims: Claims, folder: Path, expected: RunDir) -> None:
         ok=said.status == 0 and not problems and slowest["checkpoints"] > slowest["step"],
     )
     claims.check(
-        "it is said once, with numbers",
+        "one warning reports it, with numbers",
         bound="one warning",
         measured="; ".join(told),
         ok=len(told) == 1 and re.match(r"step \d+: training waited \d+\.\d s until", told[0]) is not None,

@@ -1,4 +1,4 @@
-"""What is waited for is said within a second, on a terminal on one line, and never unasked."""
+"""A wait is announced within a second, on a terminal in one line, and only if printing was requested."""
 
 import time
 

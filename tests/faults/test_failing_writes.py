@@ -123,6 +123,23 @@ def test_a_log_that_fails_for_a_while_has_every_line_in_the_end(tmp_path: Path):
     assert warnings[0] == f"{path} cannot be written: No space left on device; its lines are buffered, training continues"
 
 
+def test_a_sync_that_fails_is_said_once_and_loses_nothing(tmp_path: Path):
+    warnings: list[str] = []
+
+    def act(point: Point) -> None:
+        if point.call.startswith("fsync"):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with watched(tmp_path, act), MetricsLog(tmp_path / "metrics.jsonl", on_warning=warnings.append) as log:
+        for step in range(1, 4):
+            log.append({"event": "step", "step": step})
+            log.sync()
+            log.flush()
+        log.sync()  # and closing raises nothing, since every line is in the file
+    assert warnings == [f"{log.path} cannot be synced to the disk: Input/output error; training continues"]
+    assert [event["step"] for event in read_metrics(log.path)] == [1, 2, 3]
+
+
 def test_a_full_disk_never_takes_the_run_with_it(tmp_path: Path, expected: RunDir):
     """No line of the log was ever written, and the last save fails: the checkpoints before it stay all the same."""
     run = RunDir(tmp_path / "run")

@@ -77,6 +77,20 @@ def test_cancelled_it_ends(model: Transformer):
     assert len(stream.tokens) == count < 50
 
 
+def test_it_asks_before_every_token_whether_it_is_cancelled(model: Transformer):
+    asked = []
+
+    def third() -> bool:
+        asked.append(len(stream.tokens))
+        return len(asked) == 3
+
+    ids = list("né".encode())
+    stream = TextStream(model.stream(ids, max_tokens=50, sampling=DRAWN), model.tokenizer, ids, ["x" * 60], cancelled=third)
+    assert len("".join(stream)) <= 3  # a stop string keeps back what may be its beginning, so there may be no piece before
+    assert asked[:3] == [0, 1, 2]
+    assert (stream.finish_reason, len(stream.tokens)) == ("cancelled", 2)
+
+
 def test_a_text_needs_a_tokenizer(model: Transformer):
     model.tokenizer = None
     with pytest.raises(InputError, match="no tokenizer"):

@@ -136,14 +136,12 @@ class Conversation:
             raise
         room = min(self.max_tokens, self.context - len(prompt))
         stream = self.engine.submit(prompt, max_tokens=room, sampling=self.sampling, stop=self.eos_ids)
-        answer = TextStream(stream, self.chat.tokenizer, (), self.stop)
         said = ""
         with StopSignals((signal.SIGINT,)) as interrupt:
+            answer = TextStream(stream, self.chat.tokenizer, (), self.stop, cancelled=interrupt.requested)
             for piece in answer:
                 said += piece
                 print(shown(piece), end="", flush=True)
-                if interrupt.requested():
-                    answer.cancel()
         print(flush=True)
         self.messages.append(Message(ASSISTANT, said))
         if answer.finish_reason == "length":

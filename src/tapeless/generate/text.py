@@ -4,7 +4,7 @@
         print(piece, end="", flush=True)
 Tested by: tests/generate/test_text.py."""
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 from tapeless.config import Sampling
@@ -16,10 +16,18 @@ from tapeless.generate.stop_strings import StopStrings
 class TextStream:
     """A stream of tokens as pieces of text: a character is returned when it is complete, and no part of a stop string."""
 
-    def __init__(self, stream: Stream, tokenizer: Any, prompt: Iterable[int], stop: Sequence[str] = ()):
+    def __init__(
+        self,
+        stream: Stream,
+        tokenizer: Any,
+        prompt: Iterable[int],
+        stop: Sequence[str] = (),
+        *,
+        cancelled: Callable[[], bool] = lambda: False,
+    ):
         """prompt: the ids before the stream's, which may end within a character. stop: strings that end the new text and are
-        not part of it."""
-        self._stops = StopStrings(stop)
+        not part of it. cancelled: polled before every token, of which many may not yet be a piece of text."""
+        self._stops, self._cancelled = StopStrings(stop), cancelled
         self._stream, self._decoder = stream, tokenizer.stream()
         self.prompt = "".join(map(self._decoder.push, prompt))  # its text
         self._ended = False
@@ -36,7 +44,12 @@ class TextStream:
         return self
 
     def __next__(self) -> str:
-        for token in self._stream:
+        while True:
+            if self._cancelled():
+                self.cancel()
+            token = next(self._stream, None)
+            if token is None:
+                break
             piece = self._stops.push(self._decoder.push(token))
             if self._stops.found:
                 self.cancel()

@@ -12,7 +12,7 @@ import math
 import os
 import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from copy import deepcopy
 from pathlib import Path
 from threading import Lock
@@ -69,7 +69,8 @@ class MetricsLog:
         self._pending = bytearray()  # lines that are not written yet
         self._writing = Lock()
         self._failing = False
-        self._sync_error: OSError | None = None  # reported with the next line
+        self._sync_error: str | None = None  # warned about with the next flush
+        self._sync_failing = False
         self._file = self._open()
 
     def _open(self) -> IO[bytes]:
@@ -83,41 +84,36 @@ class MetricsLog:
             self._pending += line
 
     def flush(self) -> None:
-        """Give the lines to the operating system."""
-        self._try(self._write_pending)
-
-    def sync(self) -> None:
-        """Called before a checkpoint, from any thread. A failure is only a warning, with the next line: the checkpoint matters
-        more."""
+        """Give the lines to the operating system. Warns once about a failure, until a write succeeds."""
+        why = ""
         try:
             self._write_lines()
+        except OSError as error:
+            why = reason(error)  # said below: the error refers to the buffer, which cannot grow as long as that exists
+        before, self._failing = self._failing, bool(why)
+        if why and not before:  # the warning is an event, with which the lines are tried again
+            self.on_warning(f"{self.path} cannot be written: {why}; its lines are buffered, training continues")
+        if self._sync_error is not None:
+            why, self._sync_error = self._sync_error, None
+            self.on_warning(f"{self.path} cannot be synced to the disk: {why}; training continues")
+
+    def sync(self) -> None:
+        """Called before a checkpoint, from any thread. A failure is only a warning, with the next flush: the checkpoint matters
+        more."""
+        with suppress(OSError):  # flush() tries again, and warns
+            self._write_lines()
+        try:
             os.fsync(self._file.fileno())
         except OSError as error:
-            self._sync_error = error.with_traceback(None)  # whose frames hold the lines
+            if not self._sync_failing:
+                self._sync_failing, self._sync_error = True, reason(error)
+        else:
+            self._sync_failing = False
 
     def _write_lines(self) -> None:
         with self._writing:
             while self._pending:
                 del self._pending[: self._file.write(self._pending)]
-
-    def _write_pending(self) -> None:
-        self._write_lines()
-        if self._sync_error is not None:
-            error, self._sync_error = self._sync_error, None
-            raise error
-
-    def _try(self, act: Callable[[], None]) -> None:
-        """Warn once about a failure, until a write succeeds."""
-        try:
-            act()
-        except OSError as error:
-            why = reason(error)
-        else:
-            self._failing = bool(self._pending)
-            return
-        first, self._failing = not self._failing, True
-        if first:  # the warning is an event, with which the lines are tried again
-            self.on_warning(f"{self.path} cannot be written: {why}; its lines are buffered, training continues")
 
     def truncate_to(self, step: int, *, repeated: Collection[str] = ()) -> None:
         """Drop what a run resumed at this step will write again: events of later steps, an incomplete last line, and the
@@ -152,7 +148,7 @@ class MetricsLog:
         if self._file.closed:
             return
         with self._file, writing(self.path, f"; its last {self._pending.count(NEWLINE)} lines are lost"):
-            self._write_pending()
+            self._write_lines()
 
     def __enter__(self) -> "MetricsLog":
         return self

@@ -97,13 +97,16 @@ def use_torchs_threads() -> None:
 
 
 class _Compiling(event.Listener):
-    """Shows which kernel is being compiled; one that is loaded from the cache takes no time."""
+    """Shows which kernel is being compiled; one that is loaded from the cache takes no time. Numba reports every function of
+    the process, also those of others."""
 
     def __init__(self) -> None:
         self.count, self.depth, self.begin = 0, 0, 0.0
         self.stack = ExitStack()
 
     def on_start(self, compiling: event.Event) -> None:
+        if not _is_ours(compiling):
+            return
         self.depth += 1
         if self.depth > 1:  # a function that a kernel calls
             return
@@ -116,9 +119,15 @@ class _Compiling(event.Listener):
         self.stack.enter_context(busy(f"compiling CPU kernel {self.count} ({name})", since=self.begin))
 
     def on_end(self, compiled: event.Event) -> None:
+        if not _is_ours(compiled):
+            return
         self.depth -= 1
         if not self.depth:
             self.stack.close()
+
+
+def _is_ours(compiling: event.Event) -> bool:
+    return bool(compiling.data["dispatcher"].py_func.__module__.startswith("tapeless."))
 
 
 event.register("numba:compile", _Compiling())

@@ -1,10 +1,13 @@
 """A wait is announced within a second, on a terminal in one line, and only if printing was requested."""
 
+import logging
 import time
 
 import pytest
 
 from tapeless import progress
+from tapeless.cli.main import StderrHandler
+from tapeless.cli.options import say
 from tapeless.progress import busy, shown, text
 
 
@@ -12,6 +15,10 @@ from tapeless.progress import busy, shown, text
 def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "SILENT", 0.05)
     monkeypatch.setattr(progress, "TICK", 0.01)
+
+
+def log_record(text: str) -> None:
+    StderrHandler().emit(logging.LogRecord("tapeless", logging.WARNING, "", 0, text, None, None))
 
 
 def wait(seconds: float = 0.3) -> None:
@@ -76,3 +83,15 @@ def test_a_compiled_kernel_is_named(capsys: pytest.CaptureFixture):
             assert "(jit, array)" in text()
         assert text().startswith("compiling CPU kernel ")
     assert text() == ""
+
+
+@pytest.mark.parametrize("print_message", [say, log_record])
+def test_a_message_is_printed_on_a_line_of_its_own(print_message, hurry: None, capsys: pytest.CaptureFixture, monkeypatch):
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    with shown(), busy("exporting"):
+        wait()
+        print_message("said in between")
+    before, _, after = capsys.readouterr().err.partition("said in between\n")
+    assert before.endswith("\r\x1b[K")
+    assert "exporting" in before
+    assert "\n" not in before + after

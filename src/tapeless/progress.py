@@ -55,6 +55,11 @@ class _Progress:
 _progress = _Progress()
 
 
+def erase() -> None:
+    """Take the line from the terminal, before another is printed."""
+    _progress.erase()
+
+
 def text() -> str:
     """What is being done, and for how long; empty if that is nothing."""
     last = _progress.tasks[-1:]
@@ -73,7 +78,7 @@ def busy(what: str, *, since: float | None = None) -> Iterator[None]:
         yield
     finally:
         _progress.tasks.pop()
-        _progress.erase()
+        erase()
 
 
 @contextmanager
@@ -83,7 +88,7 @@ def shown(on: bool = True) -> Iterator[None]:
     if on and not before:
         _progress.start()
     _progress.printing = on
-    _progress.erase()
+    erase()
     try:
         yield
     finally:

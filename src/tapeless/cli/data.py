@@ -16,7 +16,6 @@ from typing import Any
 from tapeless.cli.options import add_fields, given
 from tapeless.config import TrainConfig, checked
 from tapeless.errors import ConfigError
-from tapeless.progress import busy
 
 HELP = "tokenize text for training, inspect it"
 
@@ -42,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     sample.add_argument("--seed", type=int, default=0, metavar="N", help="equal seeds give equal windows (default 0)")
     for action, run in ((prepare, run_prepare), (info, run_info), (sample, run_sample)):
         action.add_argument("--json", action="store_true", help="print JSON")
-        action.set_defaults(run=run, parser=action)
+        action.set_defaults(run=run, parser=action, waiting="reading the data")
 
 
 def run_prepare(args: argparse.Namespace) -> int:
@@ -56,8 +55,7 @@ def run_prepare(args: argparse.Namespace) -> int:
     from tapeless.data.prepare import prepare
 
     try:
-        with busy("reading and tokenizing the text"):
-            data = prepare(config, args.vocab_size, args.out, processes=args.processes)
+        data = prepare(config, args.vocab_size, args.out, processes=args.processes)
     except BaseException:  # also Ctrl-C: incomplete output would block the next attempt
         shutil.rmtree(args.out, ignore_errors=True)
         raise

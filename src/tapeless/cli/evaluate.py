@@ -10,7 +10,7 @@ import json
 
 from tapeless.cli.options import add_machine_arguments, add_saved_model_arguments, load_settings, warn
 from tapeless.errors import UsageError
-from tapeless.progress import busy
+from tapeless.progress import LOADING, busy
 
 HELP = "evaluate a trained model on its validation text"
 
@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dataset-path", metavar="TEXT", help="evaluate on this text instead; any source of `train new`")
     parser.add_argument("--json", action="store_true", help="print JSON")
     add_machine_arguments(parser)
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, waiting=LOADING)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("machine", "where the model is loaded: its logits must be finite, or it is not exported")
     group.add_argument("--device", metavar="TEXT", default="cpu", help="cpu, cuda, mps (default cpu)")
     add_ops_and_threads(group, ops="reference")
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, waiting="exporting")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -18,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("source", metavar="DIR", type=Path, help="the directory: config.json, safetensors, tokenizer.json")
     parser.add_argument("--out", metavar="DIR", type=Path, help="the run directory; default runs/ and an unused name")
     parser.add_argument("--tokenizer", metavar="TEXT", help="bytes, or a tokenizer.json, if the directory has none")
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, waiting="importing")
 
 
 def run(args: argparse.Namespace) -> int:

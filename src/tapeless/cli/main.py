@@ -11,7 +11,7 @@ from importlib import import_module
 import tapeless
 from tapeless.cli.parser import Parser
 from tapeless.errors import TapelessError
-from tapeless.progress import shown
+from tapeless.progress import busy, erase, shown
 from tapeless.start import raise_gc_threshold
 from tapeless.training.phases import Phases, process_age
 
@@ -53,6 +53,14 @@ def load_plugins(argv: list[str] | None) -> None:
         load_plugin(path)
 
 
+class StderrHandler(logging.StreamHandler):  # type: ignore[type-arg]
+    """Not behind what a command is waiting for, which may stand in the line."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        erase()
+        super().emit(record)
+
+
 def main(argv: list[str] | None = None) -> int:
     # A waiting OpenMP thread spins before it sleeps, and on a busy machine it slows the thread it waits for. With a shorter
     # spin (GNU's OpenMP reads it when torch is loaded) a step takes 35 ms instead of 36 on two free cores, 260 instead of 800
@@ -67,8 +75,9 @@ def main(argv: list[str] | None = None) -> int:
     try:
         load_plugins(argv)
         build_parser().parse_args(argv, args)
-        logging.basicConfig(level=logging.INFO if args.verbose else logging.WARNING, format="%(message)s")
-        with shown() if argv is None else nullcontext():
+        level = logging.INFO if args.verbose else logging.WARNING
+        logging.basicConfig(level=level, format="%(message)s", handlers=[StderrHandler()])
+        with shown() if argv is None else nullcontext(), busy(args.waiting) if "waiting" in args else nullcontext():
             return args.run(args)
     except TapelessError as error:
         if args.debug:

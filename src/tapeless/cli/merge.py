@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_run_argument(parser)
     parser.add_argument("--out", metavar="DIR", type=Path, required=True, help="the directory of the merged run")
     add_checkpoint_argument(parser)
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, waiting="merging")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -26,6 +26,7 @@ from tapeless.config import (
 )
 from tapeless.config.other_names import accepted
 from tapeless.errors import ConfigError, UsageError
+from tapeless.progress import erase
 from tapeless.training.unused_options import refuse_unused
 
 # Titles in --help-all for the fields of TrainConfig, by the first field of each group.
@@ -41,6 +42,7 @@ GROUPS = {
 
 
 def say(text: str) -> None:
+    erase()
     print(text, file=sys.stderr, flush=True)
 
 

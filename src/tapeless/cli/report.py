@@ -17,7 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run_dirs", metavar="RUN", type=Path, nargs="+", help="a run directory")
     words = "output file (default report.html in the run, or here for several runs)"
     parser.add_argument("--out", metavar="FILE", type=Path, help=words)
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, waiting="writing the report")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -29,9 +29,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     info.add_argument("tokenizer", metavar="TOKENIZER", help="a tokenizer.json, bytes, or bytes+chat")
     info.add_argument("--text", metavar="SOURCE", help="a text to tokenize with it")
     add_fields(info, "train", TrainConfig, only={"text_field"})
-    for action, run in ((train, run_train), (info, run_info)):
+    for action, run, waiting in ((train, run_train, "training a tokenizer"), (info, run_info, "tokenizing")):
         action.add_argument("--json", action="store_true", help="print JSON")
-        action.set_defaults(run=run, parser=action)
+        action.set_defaults(run=run, parser=action, waiting=waiting)
 
 
 def run_train(args: argparse.Namespace) -> int:

@@ -53,7 +53,7 @@ def load_plugins(argv: list[str] | None) -> None:
         load_plugin(path)
 
 
-class StderrHandler(logging.StreamHandler):  # type: ignore[type-arg]
+class StderrHandler(logging.StreamHandler):
     """Not behind what a command is waiting for, which may stand in the line."""
 
     def emit(self, record: logging.LogRecord) -> None:

@@ -16,7 +16,7 @@ def raise_gc_threshold() -> None:
 
 
 def print_any_character() -> None:
-    """A model's text may have any character, and the encoding of the output may lack some: these become `?` instead of an error.
-    Windows gives pipes and files an encoding that lacks most; they get UTF-8."""
+    """Characters of a text that the encoding of the output lacks become `?` instead of an error. On Windows, where a pipe or
+    file has an encoding that lacks most, they are written as UTF-8."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(encoding="utf-8" if sys.platform == "win32" else None, errors="replace")

@@ -74,5 +74,6 @@ def test_every_recipe_has_code_that_is_run():
         title.lower().replace(" ", "-"): body for title, body in re.findall(r"^## (.*)\n((?:(?!^## ).*\n)*)", text, re.M)
     }
     linked = re.findall(r"\(docs/extending\.md#([\w-]+)\)", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"))
-    assert set(linked) == sections.keys()
+    assert {"an-op", "a-kernel", "a-sublayer", "an-optimizer", "a-hugging-face-family", "a-data-source"} <= set(linked)
+    assert set(linked) <= sections.keys()
     assert [name for name in linked if not re.search(r"^```(python|sh)$", sections[name], re.M)] == []

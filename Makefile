@@ -6,7 +6,7 @@ READY   := $(VENV)/.ready
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lint test test-slow mutants train bench accept clean
+.PHONY: help setup lint test test-slow mutants train wheel bench accept clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/\1|\2/' | awk -F'|' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -38,6 +38,9 @@ mutants: $(READY)  ## plant every known bug, one at a time, and see that the lev
 
 train: $(READY)  ## train the default model on this Python's own sources
 	$(BIN)/tapeless train new
+
+wheel: $(READY)  ## build the wheel into dist/, install it elsewhere, and train there
+	$(BIN)/python acceptance/wheel.py dist
 
 bench: $(READY)  ## measure what docs/performance.md says: half an hour on two quiet cores
 	$(BIN)/python bench/run.py

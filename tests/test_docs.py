@@ -9,12 +9,14 @@ from pathlib import Path
 import pytest
 
 from mutants.table import MUTANTS
-from tapeless.config import load_config
+from tapeless.config import ROLES, load_config
+from tapeless.interop import families
+from tapeless.kernels import choose
 from tapeless.verify import tolerances
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
-PAGES = [README, *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 PACKAGE = "src/tapeless/"
 
 
@@ -95,6 +97,16 @@ def test_the_map_leaves_nothing_out():
         assert tops(tracked.stdout.splitlines()) <= tops(sorted(shown))
 
 
+@pytest.fixture
+def _registries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the examples register is gone after them."""
+    monkeypatch.setattr("tapeless.kernels.choose._BACKENDS", dict(choose._BACKENDS))
+    monkeypatch.setattr("tapeless.interop.families.FAMILIES", dict(families.FAMILIES))
+    for known in ROLES.values():
+        monkeypatch.setattr(known, "_entries", dict(known._entries))
+
+
+@pytest.mark.usefixtures("_registries")
 @pytest.mark.parametrize("path", [page for page in PAGES if blocks(page, "python")], ids=ids)
 def test_python_examples_run(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """The blocks of a page, one after the other, as a reader would type them."""

@@ -1,10 +1,14 @@
-"""Commands and contenders look for garbage seldom, from before torch is loaded; a library that is imported changes nothing."""
+"""Commands and contenders look for garbage seldom, from before torch is loaded; a library that is imported changes nothing.
+Commands print what an encoding lacks as `?`."""
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+from tapeless.cli.main import main
 from tapeless.start import OBJECTS
 
 SAY = "import gc, sys; print(gc.get_threshold()[0], 'torch' in sys.modules)"
@@ -32,3 +36,12 @@ sys.argv = ["{module}", "train", "new", "--preset", "tiny"]
 runpy.run_module("{module}", run_name="__main__", alter_sys=True)
 """
     assert said(hook) == [str(OBJECTS)]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="output is UTF-8 there")
+def test_characters_that_the_output_cannot_have(tmp_path: Path):
+    (tmp_path / "text.txt").write_text("жü€" * 40, encoding="utf-8")
+    assert main(["data", "prepare", str(tmp_path / "text.txt"), "--out", str(tmp_path / "data"), "--tokenizer", "char"]) == 0
+    command = [sys.executable, "-m", "tapeless", "data", "sample", str(tmp_path / "data"), "--count", "1", "--tokens", "6"]
+    shown = subprocess.run(command, capture_output=True, env=os.environ | {"PYTHONIOENCODING": "cp1252"}, check=True).stdout
+    assert sorted(shown.strip()) == sorted("??üü€€".encode("cp1252"))

@@ -1,8 +1,9 @@
 """Extensions defined outside the package: loading their file, and recording which file a model needs.
 
-A plugin is a Python file that registers something: a kind of sublayer (model/sublayer.py), an optimizer or a reporter
-(config/registry.py). It runs only when the user names it, by an import or by --plugin FILE; a run records the name and hash of
-the files that define its own, and nothing inside a run directory is ever executed.
+A plugin is a Python file that registers something: a kind of sublayer (model/sublayer.py), an optimizer, a reporter or a
+reader of files (config/registry.py). It runs only when the user names it, by an import or by --plugin FILE; a run records the
+name and hash of the files that define its own, and nothing inside a run directory is ever executed. Readers are not recorded:
+a run has its own copy of the tokens.
 Tested by: tests/test_plugins.py."""
 
 import hashlib

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tapeless.cli.main import main
+from tapeless.config import READERS
 
 SMALL = shlex.split("--hidden-dim 16 --num-layers 1 --num-heads 2 --intermediate-dim 32 --max-seq-len 16 --sample-tokens 4")
 FEW = shlex.split("--max-steps 3 --warmup-steps 1 --batch-size 2 --document-attention --no-verify --eval-windows 2")
@@ -44,6 +45,28 @@ def test_prepare_then_train(source: str, tmp_path: Path, capsys: pytest.CaptureF
     assert prepared["fingerprint"] in (tmp_path / "run" / "config.toml").read_text()
     capsys.readouterr()
     assert facts(capsys, "eval", run)["tokens"] < prepared["validation_tokens"] - 1  # no target across documents
+
+
+def test_a_file_format_of_a_plugin(tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(READERS, "_entries", dict(READERS._entries))
+    monkeypatch.setattr("tapeless.plugins.LOADED", {})
+    plugin, source = tmp_path / "plugin.py", tmp_path / "a.lines"
+    plugin.write_text("""
+from tapeless.config import READERS
+READERS.register("lines", lambda path, field: iter(path.read_text().splitlines()))
+""")
+    source.write_text("".join(f"document {n} of the file\n" for n in range(40)))
+    with_plugin = ["--plugin", str(plugin)]
+    assert facts(capsys, "data", "info", str(source), *with_plugin)["documents"] == 40
+    table = str(tmp_path / "t.json")
+    facts(capsys, "tokenizer", "train", str(source), "--vocab-size", "300", "--out", table, *with_plugin)
+    made = facts(capsys, "data", "prepare", str(source), "--out", str(tmp_path / "data"), "--tokenizer", table, *with_plugin)
+    assert made["documents"] == 40
+    run = str(tmp_path / "run")
+    assert main(["train", "new", *SMALL, *FEW, "--dataset-path", str(source), "--out-dir", run, *with_plugin]) == 0
+    del READERS._entries["lines"]  # as in a process without the plugin: a run has its tokens
+    assert main(["train", "resume", run, "--max-steps", "4"]) == 0
+    assert main(["eval", run]) == 0
 
 
 def test_they_are_readable_too(source: str, tmp_path: Path, capsys: pytest.CaptureFixture):

@@ -4,10 +4,12 @@ import gzip
 import json
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tapeless.config import READERS
 from tapeless.data import chunks, read, split
 from tapeless.data.read import read_chunks, skipped_files
 from tapeless.errors import DataError, MissingError
@@ -46,6 +48,21 @@ def test_a_folder_is_read_by_path(tmp_path: Path):
         write(tmp_path / name, "" if name == "empty.txt" else f"this is {name}\n")
     documents = read_documents(str(tmp_path))
     assert [document.split()[-1] for document in documents] == ["B.TXT", "b.txt", "a/z.md", "a/b/c.py"]
+
+
+def test_a_registered_format(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """By its suffix, also compressed and in a folder, where it is not skipped."""
+
+    def lines(path: Path, field: str) -> Iterator[str]:
+        with read.opened(path) as file:
+            yield from (f"{field} {line.decode().strip()}" for line in file)
+
+    monkeypatch.setattr(READERS, "_entries", {**READERS._entries, "lines": lines})
+    write(tmp_path / "a.lines", "one\ntwo\n")
+    write(tmp_path / "b.lines.gz", gzip.compress(b"three\n"))
+    write(tmp_path / "c.png", "no text")
+    assert read_documents(str(tmp_path), "a") == ["a one", "a two", "a three"]
+    assert skipped_files(str(tmp_path)) == {".png": 1}
 
 
 def test_a_glob_is_sorted_and_recursive(tmp_path: Path):

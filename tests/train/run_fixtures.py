@@ -100,17 +100,21 @@ def played_with_copies(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> list[Run
     """Train a run to its end; what a kill after each of its events would leave. A copy is taken before or after a checkpoint is
     written, not meanwhile: tests/faults kills there."""
     copies: list[RunDir] = []
-    writing, write = threading.Lock(), CheckpointWriter._write
+    writing = threading.Lock()
 
-    def locked(*args: Any) -> Outcome:
-        with writing:
-            return write(*args)
+    def locked(write: Callable[..., Outcome]) -> Callable[..., Outcome]:
+        def call(*args: Any) -> Outcome:
+            with writing:
+                return write(*args)
+
+        return call
 
     def copy(event: dict[str, Any]) -> None:
         with writing:
             copies.append(copy_of(run, f"killed-{len(copies)}"))
 
-    monkeypatch.setattr(CheckpointWriter, "_write", locked)
+    for name in ("_write", "_mark_best"):
+        monkeypatch.setattr(CheckpointWriter, name, locked(getattr(CheckpointWriter, name)))
     play(run, on_event=copy)
     return copies
 

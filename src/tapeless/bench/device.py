@@ -1,10 +1,10 @@
 """What differs between devices when time and memory are measured: waiting for the device, and reading a high-water mark."""
 
-import resource
-import sys
 from pathlib import Path
 
 import torch
+
+from tapeless.training.resources import resident_bytes
 
 STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
@@ -17,7 +17,7 @@ def used_bytes(device: str) -> int:
     """Held now: by tensors on a GPU, by the process on a CPU."""
     if is_cuda(device):
         return torch.cuda.memory_allocated(device)
-    return _status("VmRSS") or _largest()
+    return _status("VmRSS") or resident_bytes() or 0
 
 
 def reset_peak(device: str) -> None:
@@ -32,7 +32,7 @@ def reset_peak(device: str) -> None:
 def peak_bytes(device: str) -> int:
     if is_cuda(device):
         return torch.cuda.max_memory_allocated(device) + _idle_in_graphs(device)
-    return _status("VmHWM") or _largest()
+    return _status("VmHWM") or resident_bytes() or 0
 
 
 def reserved_bytes(device: str) -> int | None:
@@ -56,8 +56,3 @@ def _status(field: str) -> int:
     if not STATUS.exists():
         return 0
     return next(int(line.split()[1]) * 1024 for line in STATUS.read_text().splitlines() if line.startswith(field))
-
-
-def _largest() -> int:
-    """Linux reports it in kilobytes, macOS in bytes."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

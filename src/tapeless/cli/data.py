@@ -13,7 +13,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from tapeless.cli.options import add_fields, given
+from tapeless.cli.options import add_fields, add_plugin_argument, given
 from tapeless.config import TrainConfig, checked
 from tapeless.errors import ConfigError
 
@@ -39,6 +39,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     sample.add_argument("--count", type=int, default=3, metavar="N", help="number of windows (default 3)")
     sample.add_argument("--tokens", type=int, default=64, metavar="N", help="tokens per window (default 64)")
     sample.add_argument("--seed", type=int, default=0, metavar="N", help="equal seeds give equal windows (default 0)")
+    for action in (prepare, info):
+        add_plugin_argument(action)
     for action, run in ((prepare, run_prepare), (info, run_info), (sample, run_sample)):
         action.add_argument("--json", action="store_true", help="print JSON")
         action.set_defaults(run=run, parser=action, waiting="reading the data")

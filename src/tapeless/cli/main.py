@@ -12,7 +12,7 @@ import tapeless
 from tapeless.cli.parser import Parser
 from tapeless.errors import TapelessError
 from tapeless.progress import busy, erase, shown
-from tapeless.start import raise_gc_threshold
+from tapeless.start import print_any_character, raise_gc_threshold
 from tapeless.training.phases import Phases, process_age
 
 # In the order of --help. Each is the module of this name, with _ for -, except for those in MODULES.
@@ -70,6 +70,7 @@ def main(argv: list[str] | None = None) -> int:
     age = 0.0
     if argv is None:  # this process runs only the command
         raise_gc_threshold()
+        print_any_character()
         age = process_age()
     args = argparse.Namespace(debug="--debug" in (sys.argv[1:] if argv is None else argv), phases=Phases(age))
     try:

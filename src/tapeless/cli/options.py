@@ -98,7 +98,7 @@ def advanced(action: argparse.Action) -> None:
 
 
 def add_plugin_argument(parser: argparse.ArgumentParser) -> argparse.Action:
-    words = "a Python file that defines a sublayer of --blocks; it is executed; may be repeated"
+    words = "a Python file that registers a sublayer, an optimizer, a reader …; it is executed; may be repeated"
     return parser.add_argument("--plugin", metavar="FILE", type=Path, action="append", default=[], help=words)
 
 

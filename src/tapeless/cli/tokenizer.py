@@ -10,7 +10,7 @@ import argparse
 from pathlib import Path
 
 from tapeless.cli.data import show, text_field
-from tapeless.cli.options import add_fields
+from tapeless.cli.options import add_fields, add_plugin_argument
 from tapeless.config import TOKENIZERS, TRAINED_TOKENIZERS, TrainConfig
 from tapeless.errors import ConfigError
 
@@ -30,6 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     info.add_argument("--text", metavar="SOURCE", help="a text to tokenize with it")
     add_fields(info, "train", TrainConfig, only={"text_field"})
     for action, run, waiting in ((train, run_train, "training a tokenizer"), (info, run_info, "tokenizing")):
+        add_plugin_argument(action)
         action.add_argument("--json", action="store_true", help="print JSON")
         action.set_defaults(run=run, parser=action, waiting=waiting)
 

@@ -22,6 +22,7 @@ from tapeless.config.recipe import preset_names as preset_names
 from tapeless.config.recipe import preset_recipe as preset_recipe
 from tapeless.config.recipe import read_recipe as read_recipe
 from tapeless.config.registry import OPTIMIZERS as OPTIMIZERS
+from tapeless.config.registry import READERS as READERS
 from tapeless.config.registry import REPORTERS as REPORTERS
 from tapeless.config.registry import ROLES as ROLES
 from tapeless.config.registry import training_names as training_names

@@ -1,7 +1,7 @@
-"""Optimizers and reporters by name. A name is known without importing the module that implements it.
+"""Optimizers, reporters and file formats of text by name. A name is known without importing the module that implements it.
 
-To add one: a file in optim/ or report/ and a line below. Outside of the package: OPTIMIZERS.register("lion", Lion).
-Tested by: tests/optim/test_registry.py, tests/report/test_reporters.py."""
+To add one: a file in optim/, report/ or data/ and a line below. Outside of the package: OPTIMIZERS.register("lion", Lion).
+Tested by: tests/optim/test_registry.py, tests/report/test_reporters.py, tests/data/test_read.py."""
 
 import re
 from collections.abc import Collection, Iterator
@@ -56,7 +56,14 @@ REPORTERS = Registry(
         "trackio": "tapeless.report.reporters.trackio:TrackioReporter",
     }
 )
-ROLES = {"optimizer": OPTIMIZERS, "reporter": REPORTERS}
+READERS = Registry(  # by the suffix of a file: (path, field) -> the text of each document; other files are one document each
+    {
+        "jsonl": "tapeless.data.read:read_jsonl",
+        "ndjson": "tapeless.data.read:read_jsonl",
+        "parquet": "tapeless.data.columns:parquet_texts",
+    }
+)
+ROLES = {"optimizer": OPTIMIZERS, "reporter": REPORTERS, "reader": READERS}
 
 
 def training_names(optimizer: str, report_to: str) -> set[str]:

@@ -2,8 +2,8 @@
 datasets are read by columns.py.
 
 Bytes are not changed, except that a UTF-8 byte order mark is removed. What is not text is an error that names the place:
-guessing an encoding would train a model on mojibake. From a folder the files with a suffix of TEXT are read in the order of
-their paths, without hidden ones. Only the current chunk is in memory.
+guessing an encoding would train a model on mojibake. From a folder the files with a suffix of PROSE, CODE or READERS are read
+in the order of their paths, without hidden ones. Only the current chunk is in memory.
 Tested by: tests/data/test_read.py."""
 
 import codecs
@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
+from tapeless.config import READERS
 from tapeless.data.chunks import Chunk, document_chunks
 from tapeless.data.files import is_pickle
 from tapeless.data.packages import require_package
@@ -38,12 +39,10 @@ from tapeless.errors import (
 )
 
 JSONL = {".jsonl", ".ndjson"}
-PARQUET = {".parquet"}
 PACKED = {".gz", ".zst"}
 PROSE = {".txt", ".text", ".md", ".markdown", ".rst", ".org", ".tex", ".log", ".csv", ".tsv", ".json", ".html", ".htm", ".xml"}
 CODE = {".py", ".pyi", ".c", ".h", ".cc", ".cpp", ".hpp", ".rs", ".go", ".zig", ".java", ".kt", ".js", ".ts", ".lua", ".rb"}
 CODE |= {".sh", ".sql", ".toml", ".yaml", ".yml", ".ini", ".cfg"}
-TEXT = JSONL | PARQUET | PROSE | CODE
 BLOCK = 1 << 20  # bytes read at a time
 
 
@@ -56,21 +55,17 @@ def read_chunks(path: str, field: str = "text") -> Iterator[Chunk]:
             yield from document_chunks([text])
         return
     for file in find_files(path):
-        suffix = suffix_of(file)
-        if suffix in PARQUET:
-            texts = columns.parquet_texts(file, field)
-        elif suffix in JSONL:
-            texts = read_jsonl(file, field)
+        kind = suffix_of(file)[1:]
+        if kind in READERS:
+            for text in READERS[kind](file, field):
+                yield from document_chunks([text])
         else:
             yield from read_text(file)
-            continue
-        for text in texts:
-            yield from document_chunks([text])
 
 
 def find_files(path: str) -> list[Path]:
     if os.path.isdir(path):
-        files = [file for file in _walk(path) if suffix_of(file) in TEXT]
+        files = [file for file in _walk(path) if _is_text(file)]
         if not files:
             fix = "expected suffixes such as .txt, .md, .py, .jsonl or .parquet"
             raise NO_FILES(path=path, what="no text files in this folder", fix=fix)
@@ -90,7 +85,12 @@ def find_files(path: str) -> list[Path]:
 
 def skipped_files(path: str) -> Counter[str]:
     """How many files of a folder are not read, by suffix; hidden ones do not count."""
-    return Counter(file.suffix.lower() or "no suffix" for file in _walk(path) if suffix_of(file) not in TEXT)
+    return Counter(file.suffix.lower() or "no suffix" for file in _walk(path) if not _is_text(file))
+
+
+def _is_text(path: Path) -> bool:
+    suffix = suffix_of(path)
+    return suffix in PROSE | CODE or suffix[1:] in READERS
 
 
 def suffix_of(path: Path) -> str:

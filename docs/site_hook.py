@@ -35,7 +35,7 @@ API = {
         ("ModelConfig", "SimpleLMConfig", "TrainConfig", "load_preset"),
     ),
 }
-LINK = re.compile(r"(!?\[[^\]]*\]\()([^)\s#]+)((?:#[^)\s]*)?\))")
+LINK = re.compile(r"(!?\[)([^\]]*)\]\(([^)\s#]+)((?:#[^)\s]*)?)\)")
 # A picture in two themes: the hosting platforms' way, of which mkdocs-material's is made.
 PICTURE = re.compile(r'<picture>\s*<source [^>]*srcset="([^"]+)">\s*<img alt="([^"]+)"\s+src="([^"]+)">\s*</picture>')
 LANGUAGES = {".py": "python", ".toml": "toml", ".sh": "sh", ".yml": "yaml", ".json": "json", "Makefile": "makefile"}
@@ -69,7 +69,7 @@ def as_markdown(docstring: str) -> str:
         if lines and lines[-1] and line and code != lines[-1].startswith("    "):
             lines.append("")
         spans = re.split(r"(`[^`]*`)", line)
-        spans[::2] = [re.sub(r"[*<]", r"\\\g<0>", span) for span in spans[::2]]
+        spans[::2] = [span.replace("*", "\\*").replace("<", "&lt;") for span in spans[::2]]
         lines.append(line if code else "".join(spans))
     return "\n".join(lines)
 
@@ -106,17 +106,20 @@ def rewritten(page: str, text: str) -> str:
     """The text with the site's paths in its links, those inside code blocks left alone."""
 
     def link(found: re.Match[str]) -> str:
-        before, name, after = found.groups()
-        if "://" in name or name.startswith(("mailto:", "../source/")):
+        kind, words, name, anchor = found.groups()
+        if "://" in name:
             return found[0]
-        return before + posixpath.relpath(site_path(target(page, name)), posixpath.dirname(page) or ".") + after
+        path = target(page, name)
+        if words == path.name and path.suffix == ".md" and path.exists():
+            words = path.read_text().split("\n", 1)[0].removeprefix("# ")  # the title says more than the name of the file
+        return f"{kind}{words}]({posixpath.relpath(site_path(path), posixpath.dirname(page) or '.')}{anchor})"
 
     parts = re.split(r"(^```.*?^```$)", PICTURE.sub(r"![\2](\3#only-light)\n![\2](\1#only-dark)", text), flags=re.M | re.S)
     return "".join(part if part.startswith("```") else LINK.sub(link, part) for part in parts)
 
 
 def linked_sources(pages: dict[str, str]) -> set[Path]:
-    found = {target(page, name) for page, text in pages.items() for _, name, _ in LINK.findall(text) if "://" not in name}
+    found = {target(page, name) for page, text in pages.items() for _, _, name, _ in LINK.findall(text) if "://" not in name}
     return {path for path in found if path.exists() and site_path(path).startswith("source/")}
 
 
@@ -131,6 +134,7 @@ def on_files(files: Any, config: Any) -> Any:
     from mkdocs.structure.files import File
 
     made = {page: (ROOT / file).read_text() for page, file in root_pages().items()}
+    made["index.md"] = "---\nhide: [navigation]\n---\n" + made["index.md"]
     written = {file.src_uri: file.content_string for file in files.documentation_pages()}
     sources = linked_sources(made | written) | set((ROOT / "src/tapeless/ops").glob("[!_]*.py"))
     made |= {f"api/{name}.md": api_page(name) for name in API} | {"api/ops.md": ops_page()}

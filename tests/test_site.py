@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterator
+from operator import attrgetter
 from pathlib import Path
 
 import pytest
@@ -40,12 +41,11 @@ def test_the_reference_has_every_public_name():
     assert all(hasattr(tapeless.optim, name.removeprefix("optim.")) for name in set(names) - top)
 
 
-def test_what_the_site_names_is_documented():
-    for _, _, names in site.API.values():
-        for name in names:
-            if name not in ("STOP", "REFERENCE"):  # values
-                found = tapeless.optim if name.startswith("optim.") else tapeless
-                assert getattr(found, name.removeprefix("optim.")).__doc__, name
+def test_what_the_reference_names_is_documented():
+    """By its docstring, or, a class, by that of its file."""
+    for name in [name for _, _, names in site.API.values() for name in names if name not in ("STOP", "REFERENCE")]:  # values
+        found = attrgetter(name)(tapeless)
+        assert found.__doc__ or (isinstance(found, type) and sys.modules[found.__module__].__doc__), name
 
 
 @pytest.mark.parametrize(
@@ -63,6 +63,23 @@ def test_what_the_site_names_is_documented():
 def test_a_link_of_the_repository_becomes_one_of_the_site(page: str, link: str, expected: str):
     assert site.rewritten(page, f"[a]({link}#b), [c](https://example.org)") == f"[a]({expected}#b), [c](https://example.org)"
     assert site.rewritten(page, f"```text\n[a]({link})\n```") == f"```text\n[a]({link})\n```"
+
+
+def test_a_page_named_by_its_file_is_named_by_its_title():
+    assert site.rewritten("training.md", "[data.md](data.md)") == "[Data and tokenizers](data.md)"
+
+
+def test_a_picture_follows_the_theme():
+    text = site.rewritten("index.md", (ROOT / "README.md").read_text())
+    assert "(pictures/report-top-light.png#only-light)\n![" in text
+    assert "(pictures/report-top-dark.png#only-dark)" in text
+    assert "<picture>" not in text
+
+
+def test_formulas_of_docstrings_are_code():
+    assert site.as_markdown("RoPE.\n    a < b * c\nSaved: x < y * `z * z`.") == (
+        "RoPE.\n\n    a < b * c\n\nSaved: x &lt; y \\* `z * z`."
+    )
 
 
 def test_no_op_is_left_out():

@@ -254,7 +254,7 @@ def settings() -> str:
             among = f": {', '.join(f'`{choice}`' for choice in choices)}" if choices else ""
             default = str(field.default).lower() if isinstance(field.default, bool) else field.default
             shown = "" if default in (None, "") else f"`{default}`"
-            blocks.append(_row(f"`{field.name}`", shown, field.metadata["help"].replace("*", r"\*") + among))
+            blocks.append(_row(f"`{field.name}`", shown, field.metadata["help"].replace("*", r"\*").replace("`", "") + among))
         blocks.append("")
     return "\n".join(blocks)
 

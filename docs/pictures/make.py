@@ -13,7 +13,7 @@ from PIL import Image
 
 HERE = Path(__file__).resolve().parent
 sys.path.append(str(HERE.parents[1] / "acceptance"))
-from browser import DARK, picture
+from browser import DARK, picture  # noqa: E402
 
 COLORS = 128
 RUNS = {"default": [], "wsd": ["--lr", "1e-3", "--lr-schedule", "wsd"]}

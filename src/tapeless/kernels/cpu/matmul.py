@@ -1,7 +1,7 @@
 """Matmuls with weights, and which of torch's libraries computes them.
 
 torch uses MKL in float32 and oneDNN in bfloat16. On AMD CPUs with AVX-512 oneDNN is faster in float32 too, by 10 to 50 % for
-matmuls with weights, though not for their gradients (bench/results/one-off.md). Its only entry point, made for torch's compiler, returns a
+matmuls with weights, though not for their gradients (docs/log.md). Its only entry point, made for torch's compiler, returns a
 new tensor; the copy costs less than the gain.
 The choice depends on the machine and the shapes alone, so results on one machine are bitwise repeatable.
 Tested by: tests/kernels/cpu/test_cpu_matmul.py."""

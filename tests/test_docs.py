@@ -211,7 +211,7 @@ def follow(path: Path, monkeypatch: pytest.MonkeyPatch, *, stopped: str = "") ->
     done = []
     for line in [line for block in blocks(path, "sh") for line in block.splitlines()]:
         words = shlex.split(line, comments=True)
-        if line.startswith("python3 -c"):
+        if words[0] == "python3" and not line.startswith(ELSEWHERE):
             subprocess.run(line, shell=True, check=True)
         elif not (line.startswith(ELSEWHERE) and not stopped):
             with monkeypatch.context() as patch:

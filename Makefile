@@ -40,7 +40,7 @@ train: $(READY)  ## train the default model on this Python's own sources
 	$(BIN)/tapeless train new
 
 docs: $(VENV)/.docs  ## build the documentation site into build/site; fails on a link that leads nowhere
-	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build
 	@echo "build/site/index.html; with search: $(BIN)/python -m http.server --directory build/site"
 
 $(VENV)/.docs: $(READY)

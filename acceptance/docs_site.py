@@ -107,7 +107,7 @@ def main() -> None:
     if BROWSER is None:
         skip("needs Chromium or Chrome in the path")
     start = time.monotonic()
-    built = subprocess.run([sys.executable, "-m", "mkdocs", "build", "--quiet"], cwd=ROOT, capture_output=True, text=True)
+    built = subprocess.run([sys.executable, "-m", "mkdocs", "build"], cwd=ROOT, capture_output=True, text=True)
     if "No module named mkdocs" in built.stderr:
         skip("needs the extra docs")
     seconds = time.monotonic() - start

@@ -25,7 +25,7 @@ TOOLS = (
     ("nanoGPT", "autograd", "DDP", "weights, optimizer; other batches", ""),
     ("LitGPT", "autograd", "FSDP", "weights, optimizer, data loader", ""),
     ("torchtitan", "autograd", "FSDP, TP, PP, CP", "weights, optimizer, schedule, data loader", ""),
-    ("llm.c", "by hand, in C and CUDA", "data parallel, by NCCL", "everything: bit-perfect", ""),
+    ("llm.c", "by hand, in C and CUDA", "data parallel, by NCCL", "everything; bit-perfect is its goal", ""),
 )
 COMPARED = ("llama-small", "cuda-llama-124m")  # on a CPU and on a GPU
 

@@ -37,7 +37,9 @@ API = {
 }
 LINK = re.compile(r"(!?\[)([^\]]*)\]\(([^)\s#]+)((?:#[^)\s]*)?)\)")
 # A picture in two themes: the hosting platforms' way, of which mkdocs-material's is made.
-PICTURE = re.compile(r'<picture>\s*<source [^>]*srcset="([^"]+)">\s*<img alt="([^"]+)"\s+src="([^"]+)">\s*</picture>')
+PICTURE = re.compile(
+    r'<picture>\s*<source [^>]*srcset="([^"]+)">\s*<img alt="([^"]+)" (width="\d+") src="([^"]+)">\s*</picture>'
+)
 LANGUAGES = {".py": "python", ".toml": "toml", ".sh": "sh", ".yml": "yaml", ".json": "json", "Makefile": "makefile"}
 
 
@@ -114,7 +116,8 @@ def rewritten(page: str, text: str) -> str:
             words = path.read_text().split("\n", 1)[0].removeprefix("# ")  # the title says more than the name of the file
         return f"{kind}{words}]({posixpath.relpath(site_path(path), posixpath.dirname(page) or '.')}{anchor})"
 
-    parts = re.split(r"(^```.*?^```$)", PICTURE.sub(r"![\2](\3#only-light)\n![\2](\1#only-dark)", text), flags=re.M | re.S)
+    text = PICTURE.sub(r"![\2](\4#only-light){ \3 }\n![\2](\1#only-dark){ \3 }", text)
+    parts = re.split(r"(^```.*?^```$)", text, flags=re.M | re.S)
     return "".join(part if part.startswith("```") else LINK.sub(link, part) for part in parts)
 
 

@@ -71,8 +71,8 @@ def test_a_page_named_by_its_file_is_named_by_its_title():
 
 def test_a_picture_follows_the_theme():
     text = site.rewritten("index.md", (ROOT / "README.md").read_text())
-    assert "(pictures/report-top-light.png#only-light)\n![" in text
-    assert "(pictures/report-top-dark.png#only-dark)" in text
+    assert '(pictures/report-top-light.png#only-light){ width="720" }\n![' in text
+    assert '(pictures/report-top-dark.png#only-dark){ width="720" }' in text
     assert "<picture>" not in text
 
 

@@ -41,7 +41,7 @@ train: $(READY)  ## train the default model on this Python's own sources
 
 docs: $(VENV)/.docs  ## build the documentation site into build/site; fails on a link that leads nowhere
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build
-	@echo "build/site/index.html; with search: $(BIN)/python -m http.server --directory build/site"
+	@echo "open build/site/index.html"
 
 $(VENV)/.docs: $(READY)
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt --editable '.[docs]'

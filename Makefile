@@ -6,7 +6,7 @@ READY   := $(VENV)/.ready
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lint test test-slow mutants train wheel bench accept clean
+.PHONY: help setup lint test test-slow mutants train docs wheel bench accept clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/\1|\2/' | awk -F'|' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -41,6 +41,14 @@ train: $(READY)  ## train the default model on this Python's own sources
 
 wheel: $(READY)  ## build the wheel into dist/, install it elsewhere, and train there
 	$(BIN)/python acceptance/wheel.py dist
+
+docs: $(VENV)/.docs  ## build the documentation site into build/site; fails on a link that leads nowhere
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build
+	@echo "open build/site/index.html"
+
+$(VENV)/.docs: $(READY)
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt --editable '.[docs]'
+	@touch $@
 
 bench: $(READY)  ## measure what docs/performance.md says: half an hour on two quiet cores
 	$(BIN)/python bench/run.py

@@ -11,12 +11,12 @@ COMPLAINT = re.compile(r"CONSOLE|Uncaught|Refused to")  # of the page itself; br
 DARK = "--blink-settings=preferredColorScheme=0"
 
 
-def run_browser(page: Path, *flags: str) -> tuple[str, list[str]]:
-    """What it prints, and its complaints."""
+def run_browser(page: Path, *flags: str, query: str = "") -> tuple[str, list[str]]:
+    """What it prints, and its complaints. query: of the address."""
     assert BROWSER, "needs Chromium or Chrome in the path"
     with TemporaryDirectory(prefix="tapeless-browser-", ignore_cleanup_errors=True) as profile:
         command = [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", f"--user-data-dir={profile}"]
-        command += ["--enable-logging=stderr", *flags, page.resolve().as_uri()]
+        command += ["--enable-logging=stderr", *flags, page.resolve().as_uri() + f"?{query}" * bool(query)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
     return done.stdout, [line for line in done.stderr.splitlines() if COMPLAINT.search(line)]
 

@@ -1,4 +1,5 @@
-"""The tables of docs/performance.md, from bench/results/*.json. A part that was not measured is left out."""
+"""The tables of docs/performance.md and the comparison of README.md, from bench/results/*.json. A part that was not measured is
+left out."""
 
 import json
 import sys
@@ -14,6 +15,19 @@ from suite import CUDA, CURVE, GENERATION, RESULTS, SCALING, TRAINING
 
 WIDTH = 128
 PEERS = ("eager", "compile")  # the baselines; transformers is shown for information
+
+# README.md: a tool, how it gets gradients, how it uses several GPUs, what a resumed run restores, and the contender measured
+# for it. Facts are from each tool's own documentation and source.
+TOOLS = (
+    ("**tapeless**", "by hand, in Python", "no", "everything: the run ends with the same bits", "ours"),
+    ("PyTorch, `torch.compile`", "autograd", "DDP, FSDP", "what you save", "compile"),
+    ("transformers `Trainer`", "autograd", "DDP, FSDP, DeepSpeed", "weights, optimizer, random state, place in the data", "hf"),
+    ("nanoGPT", "autograd", "DDP", "weights, optimizer; other batches", ""),
+    ("LitGPT", "autograd", "FSDP", "weights, optimizer, data loader", ""),
+    ("torchtitan", "autograd", "FSDP, TP, PP, CP", "weights, optimizer, schedule, data loader", ""),
+    ("llm.c", "by hand, in C and CUDA", "data parallel, by NCCL", "everything; bit-perfect is its goal", ""),
+)
+COMPARED = ("llama-small", "cuda-llama-124m")  # on a CPU and on a GPU
 
 
 def results(parts: Sequence[str]) -> Iterator[dict[str, Any]]:
@@ -62,6 +76,19 @@ def overview() -> str:
         ratio = f"**{pair['ratio']:.2f}** ({' to '.join(f'{x:.2f}' for x in pair['quartiles'])})"
         rows.append((name, tokens, *times, ratio, f"{pair['memory_ratio']:.2f}", f"{alike['ratio']:.2f}"))
     return markdown(rows) + ("\n" + measured_where(last) if last else "")
+
+
+def compared() -> str:
+    """A line per tool; everything measured in bfloat16."""
+    measured = list(results(COMPARED))
+    head = [f"`{result['name']}`, {device}" for result, device in zip(measured, ("2 CPU cores", "H200"), strict=True)]
+    rows = ["| | gradients | several GPUs | a resumed run restores | " + " | ".join(head) + " |", "|---|---|---|---|--:|--:|"]
+    for *facts, contender in TOOLS:
+        for result in measured:
+            speeds = {row["contender"]: row["tokens_per_s"] for row in result["contenders"] if row["dtype"] == "bfloat16"}
+            facts.append(f"{speeds[contender]:,.0f}" if contender in speeds else "")
+        rows.append(f"| {' | '.join(facts)} |")
+    return "\n".join(rows) + "\n"
 
 
 def comparison(result: dict[str, Any], where: str = "") -> Iterator[str]:

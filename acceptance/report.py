@@ -1,6 +1,4 @@
-"""A run's report: drawn by a browser without a complaint, small however long the run, at a cost that no run notices.
-
-python acceptance/report.py --pictures   also takes the pictures of docs/report.md, which 128 colors make a third as large"""
+"""A run's report: drawn by a browser without a complaint, small however long the run, at a cost that no run notices."""
 
 import math
 import resource
@@ -11,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from browser import BROWSER, DARK, curves, opened, picture
+from browser import BROWSER, DARK, curves, opened
 from claim import Claims
 from training import load_average, of_kind, scratch, tapeless, train
 
@@ -31,7 +29,6 @@ RUNS = {"cosine": ["--lr", 4e-3], "wsd": ["--lr", 1e-3, "--lr-schedule", "wsd"]}
 SINGLE = ("grad_norm", "clip_rate", "lr", "tokens_per_second", "memory")  # charts of one curve a run
 LONG, BYTES, SECONDS = 100_000, 1_000_000, 10
 COST, ACCURACY = 0.01, 0.02
-PICTURES = {"light": (1200, 1750, []), "dark": (1200, 1750, [DARK]), "phone": (390, 1200, []), "comparison": (1200, 1180, [])}
 
 
 def check_browser(claims: Claims, pages: dict[str, Path], counts: dict[str, int]) -> None:
@@ -176,10 +173,6 @@ def main() -> None:
         cost = check_cost(claims, folder)
         check_accuracy(claims, folder)
         check_bits(claims, folder)
-        if "--pictures" in sys.argv[1:]:
-            for name, (width, height, flags) in PICTURES.items():
-                out = Path(__file__).resolve().parents[1] / "docs" / "pictures" / f"report-{name}.png"
-                picture(pages["comparison" if name == "comparison" else "report"], out, width, height, *flags)
         claims.finish(**cost, load_average=load_average())
 
 

@@ -12,7 +12,7 @@ from tapeless.training.run_dir import RunDir
 
 RECIPE = ["--tokenizer", "char", "--vocab-size", 65, "--num-layers", 4, "--num-heads", 4, "--hidden-dim", 128]
 RECIPE += ["--intermediate-dim", 512, "--max-seq-len", 64, "--norm", "layer", "--position", "learned", "--ffn", "gelu"]
-RECIPE += ["--attn-bias", "--ffn-bias", "--norm-bias"]  # as in GPT-2; what they are worth: docs/log.md
+RECIPE += ["--attn-bias", "--ffn-bias", "--norm-bias"]  # as in GPT-2; what they are worth: bench/results/one-off.md
 RECIPE += ["--tie-embeddings", "--batch-size", 12, "--max-steps", 2000, "--lr", 1e-3, "--min-lr", 1e-4, "--warmup-steps", 100]
 RECIPE += ["--beta2", 0.99, "--weight-decay", 0.1, "--eval-every", 250]
 SEEDS, BOUND = (0, 1, 2), 1.90

@@ -1,11 +1,12 @@
-"""Write the tables in README.md and docs/ from what the acceptance scripts measured (results/*.json), and docs/errors.md from
-the catalogue of errors.
+"""Write the tables in README.md and docs/ from what the acceptance scripts measured (results/*.json), docs/errors.md from the
+catalogue of errors, and docs/settings.md from the configuration.
 
 python acceptance/tables.py           update every generated region
 python acceptance/tables.py --check   exit 1 if a region differs from the results"""
 
 import json
 import sys
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import performance_tables
 
 from mutants.run import MutantResult, matrix
 from mutants.table import MUTANTS
+from tapeless.config import ModelConfig, Sampling, SimpleLMConfig, TrainConfig
 from tapeless.errors import CATALOGUE, KINDS
 
 HOME = Path(__file__).resolve().parent
@@ -242,16 +244,33 @@ def catalogue() -> str:
     return "\n".join(lines) + "\n"
 
 
+def settings() -> str:
+    """The tables of docs/settings.md: every field of the configuration, with the help text of its flag."""
+    blocks = []
+    for title, kind in (("model", ModelConfig), ("simplelm", SimpleLMConfig), ("train", TrainConfig), ("sampling", Sampling)):
+        blocks += [f"## {title}\n", "| setting | default | |", "|---|---|---|"]
+        for field in fields(kind):
+            choices = field.metadata["choices"]
+            among = f": {', '.join(f'`{choice}`' for choice in choices)}" if choices else ""
+            default = str(field.default).lower() if isinstance(field.default, bool) else field.default
+            shown = "" if default in (None, "") else f"`{default}`"
+            blocks.append(_row(f"`{field.name}`", shown, field.metadata["help"].replace("*", r"\*").replace("`", "") + among))
+        blocks.append("")
+    return "\n".join(blocks)
+
+
 def _row(*cells: object) -> str:
     return "| " + " | ".join(str(cell).replace("|", "/") for cell in cells) + " |"
 
 
 REGIONS = {
     ("README.md", "number"): number,
+    ("README.md", "compared"): performance_tables.compared,
     ("docs/verification.md", "presets"): presets,
     ("docs/verification.md", "memory"): memory,
     ("docs/verification.md", "mutants"): mutants,
-    ("docs/training.md", "measured"): training,
+    ("docs/measured.md", "measured"): training,
+    ("docs/settings.md", "settings"): settings,
     ("docs/errors.md", "catalogue"): catalogue,
     ("docs/data.md", "measured"): data,
     ("docs/report.md", "report"): report,

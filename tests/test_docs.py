@@ -3,8 +3,10 @@
 import re
 import shlex
 import subprocess
+import tomllib
 from importlib.util import find_spec
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -17,6 +19,7 @@ from tapeless.verify import tolerances
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
+LAYOUT = ROOT / "docs" / "architecture.md"
 PACKAGE = "src/tapeless/"
 
 
@@ -54,6 +57,36 @@ def test_every_page_is_reached_from_the_readme():
     assert {page for page in PAGES if page != README} <= linked
 
 
+@pytest.mark.parametrize("path", PAGES, ids=ids)
+def test_pictures_are_there_and_small(path: Path):
+    names = re.findall(r"(?:src|srcset)=\"([^\"]+)\"|!\[[^\]]*\]\(([^)]+)\)", prose(path))
+    for name in [first or second for first, second in names]:
+        assert (path.parent / name).stat().st_size < 150_000, name
+
+
+@pytest.mark.parametrize("path", PAGES, ids=ids)
+def test_addresses_outside_are_well_formed(path: Path):
+    """That they answer cannot be checked without a network."""
+    for address in re.findall(r"\]\((\w+://[^)]*)\)|<(\w+://[^>]*)>", prose(path)):
+        parts = urlsplit("".join(address))
+        assert parts.scheme == "https", address
+        assert re.fullmatch(r"([\w-]+\.)+[a-z]{2,}", parts.hostname or ""), address
+        assert not re.search(r"\s", "".join(address)), address
+
+
+def test_extras_that_a_page_names_exist():
+    extras = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"])
+    named = {
+        extra
+        for path in PAGES
+        for names in re.findall(r"pip install[^\n`]*'(?:tapeless|\.)\[([\w,-]+)\]'", path.read_text())
+        for extra in names.split(",")
+    }
+    assert named <= extras
+    table = README.read_text().split("| extra |")[1].split("\n\n")[0]
+    assert set(re.findall(r"`(\w[\w-]*)`", table)) == extras - {"dev", "docs"}
+
+
 def test_files_that_point_to_a_page_or_a_test_find_it():
     """Docstrings name docs and tests too."""
     missing = []
@@ -65,8 +98,8 @@ def test_files_that_point_to_a_page_or_a_test_find_it():
 
 
 def mapped() -> set[str]:
-    """The paths of the README's map: a name, a folder ending in /, children indented below it."""
-    (tree,) = [block for block in blocks(README, "text") if PACKAGE in block]
+    """The paths of the repository layout: a name, a folder ending in /, children indented below it."""
+    (tree,) = [block for block in blocks(LAYOUT, "text") if PACKAGE in block]
     paths, parent = set(), ""
     for line in tree.splitlines():
         name = line.split()[0]
@@ -152,8 +185,9 @@ def test_tapeless_commands_parse(path: Path):
 
 
 FEW_STEPS = ["--max-steps", "6", "--warmup-steps", "1", "--eval-windows", "2", "--sample-tokens", "8"]
-# tests/cli/test_gradcheck.py, tests/cli/test_bench.py and test_make_targets_exist; the tutorial's gradcheck runs here
-ELSEWHERE = ("tapeless gradcheck", "tapeless bench", "make ")
+# tests/cli/test_gradcheck.py, tests/cli/test_bench.py, test_make_targets_exist, test_extras_that_a_page_names_exist and
+# acceptance/fresh_clone.py; the tutorial's gradcheck runs here
+ELSEWHERE = ("tapeless gradcheck", "tapeless bench", "make ", "pip install", "python3 -m venv")
 
 
 def shortened(command: list[str]) -> list[str]:
@@ -189,7 +223,7 @@ def follow(path: Path, monkeypatch: pytest.MonkeyPatch, *, stopped: str = "") ->
     done = []
     for line in [line for block in blocks(path, "sh") for line in block.splitlines()]:
         words = shlex.split(line, comments=True)
-        if words[0] == "python3":
+        if words[0] == "python3" and not line.startswith(ELSEWHERE):
             subprocess.run(line, shell=True, check=True)
         elif not (line.startswith(ELSEWHERE) and not stopped):
             with monkeypatch.context() as patch:
@@ -264,6 +298,7 @@ def test_the_regions_that_are_filled_from_measurements_are_there():
     for name in ("mutants", "presets", "memory"):
         region(ROOT / "docs" / "verification.md", name)
     region(README, "number")
+    region(README, "compared")
 
 
 def entries(name: str, value: object) -> dict[str, float]:

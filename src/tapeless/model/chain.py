@@ -94,6 +94,7 @@ def layer(name: str, op: Op, **options: Any) -> Layer:
 
 
 def residual(*branch: Layer | Residual) -> Residual:
+    """x + branch(x): the layers of the branch one after the other, and their result added to what they were given."""
     return Residual(branch)
 
 

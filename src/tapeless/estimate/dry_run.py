@@ -42,25 +42,40 @@ def _summed(x: Tensor, dims: Sequence[int], keepdim: bool = False) -> list[int]:
 
 
 # The launchers of the built-in kernels call these of torch. On the meta device it finds their results by Python code that loads
-# its compiler and sympy: 0.6 s and 100 MB at every start. Ours are contiguous.
+# its compiler and sympy: seconds and 100 MB at every start. Ours are contiguous.
 ALIKE = (aten.empty_like.default, aten.zeros_like.default)
+ELEMENTWISE = (aten.add.Tensor, aten.div.Tensor, aten.mul.Tensor)
 SHAPES: dict[Any, Callable[..., Sequence[int]]] = {  # of tensors of one floating-point dtype, which the result has too
-    aten.add.Tensor: lambda a, b: np.broadcast_shapes(a.shape, getattr(b, "shape", ())),
     aten.add_.Tensor: lambda a, b: a.shape,
+    aten.addmm_.default: lambda c, a, b, **scales: c.shape,
+    aten.addmm.default: lambda c, a, b: (a.shape[0], b.shape[1]),
     aten.cat.default: _concatenated,
+    aten.mm.default: lambda a, b: (a.shape[0], b.shape[1]),
+    aten.reciprocal.default: lambda a: a.shape,
+    aten.sqrt.default: lambda a: a.shape,
     aten.sum.dim_IntList: _summed,
 }
 
 
-def _known_shape(func: Any, args: Any) -> Sequence[int] | None:
-    """Of the result of a call on the meta device, if torch need not be asked."""
+def _known_result(func: Any, args: Any, options: Any) -> Any:
+    """Of a call on the meta device, if torch need not be asked."""
+    if "out" in options:
+        return options["out"]
+    if func is aten.sort.stable and args[0].device == META:
+        return tuple(torch.empty(args[0].shape, dtype=dtype, device=META) for dtype in (args[0].dtype, torch.int64))
+    tensors = [x for x in tree_leaves(args) if isinstance(x, Tensor)]
     if func in ALIKE:
-        return args[0].shape
-    if func in SHAPES:
-        tensors = [x for x in tree_leaves(args) if isinstance(x, Tensor)]
-        alike = len({x.dtype for x in tensors}) == 1 and tensors[0].is_floating_point()
-        return SHAPES[func](*args) if alike and all(x.device == META for x in tensors) else None
-    return None
+        return torch.empty(args[0].shape, dtype=options.get("dtype") or args[0].dtype, device=META)
+    if func in ELEMENTWISE:
+        shape: Sequence[int] = np.broadcast_shapes(*(x.shape for x in tensors))
+        dtype = torch.result_type(*args[:2])
+    elif func in SHAPES and len({x.dtype for x in tensors}) == 1:
+        shape, dtype = SHAPES[func](*args), options.get("dtype") or tensors[0].dtype
+    else:
+        return None
+    if not tensors[0].is_floating_point() or any(x.device != META for x in tensors):
+        return None
+    return args[0] if writes(func) else torch.empty(shape, dtype=dtype, device=META)
 
 
 class LiveBytes(DispatchObserver):
@@ -74,13 +89,9 @@ class LiveBytes(DispatchObserver):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         options = kwargs or {}
-        if (shape := _known_shape(func, args)) is None:
+        result = _known_result(func, args, options)
+        if result is None:
             result = func(*args, **options)
-        elif writes(func):
-            result = args[0]
-        else:
-            first = next(x for x in tree_leaves(args) if isinstance(x, Tensor))
-            result = torch.empty(shape, dtype=options.get("dtype") or first.dtype, device=META)
         for x in tree_leaves(result):
             if isinstance(x, Tensor) and x.device == META:
                 self._count(x.untyped_storage())

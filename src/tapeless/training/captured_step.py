@@ -10,6 +10,7 @@ Tested by: tests/train/test_captured_step.py."""
 
 import logging
 import math
+from collections.abc import Callable
 from contextlib import nullcontext
 
 import torch
@@ -22,6 +23,7 @@ from tapeless.model.check import check_documents, check_shapes, check_targets, c
 from tapeless.model.replay import CapturedPasses
 from tapeless.model.transformer import Transformer
 from tapeless.ops.cross_entropy import IGNORED
+from tapeless.ops.numerics import HostCopy
 from tapeless.optim.flat import CapturableOptimizer, FlatOptimizer
 from tapeless.training.step import StepResult, micro_batches
 
@@ -71,15 +73,18 @@ class CapturedStep:
         lr: float,
         step: int,
         loss_limit: float = math.inf,
+        meanwhile: Callable[[], object] = lambda: None,
     ) -> StepResult:
-        """loss_limit: above it, nothing is updated (guard.py)."""
+        """loss_limit: above it, nothing is updated (guard.py). meanwhile: called while a GPU computes."""
         batch = self._checked(tokens, targets, documents)
         self.optimizer.lr = lr
         # A graph is captured on the current device, which may not be the model's.
         with torch.cuda.device(self.model.device) if self.model.device.type == "cuda" else nullcontext():
             self.step_scalars.copy_(self.optimizer.step_scalars(self.optimizer.t + 1))
             self.loss_limit.fill_(loss_limit)
-            loss, norm, good_ids = self._run(batch).tolist()
+            report = HostCopy(self._run(batch))
+        meanwhile()
+        loss, norm, good_ids = report.read()
         self._judge(loss, norm, good_ids, step)
         skipped = loss > loss_limit
         self.optimizer.t += not skipped

@@ -54,6 +54,7 @@ log = logging.getLogger("tapeless")
 # Events that a resume writes again for the step it starts at.
 REPEATED = ("checkpoint", "eval", "sample", "guard", "end")
 
+SLOW_DISK = 1.0  # seconds of waiting that are worth a warning
 Listener = Callable[[dict[str, Any]], None]
 
 
@@ -94,6 +95,8 @@ class Trainer:
         self.optimizer = optimizer_of(model, config)
         self.ema = ema_of(model, config)
         self._captured = captured_step(model, self.optimizer, config)
+        # Events of a step are emitted while a GPU computes the next one, or before what is due after it.
+        self.reports_late = self._captured is not None and model.device.type != "cpu"
         self.spikes = SpikeGuard(config.spike_z)
         self._layer_stats = LayerStats(model, config.layer_stats_every)
         self.steps = self.samples = self.tokens = 0  # so far
@@ -110,8 +113,9 @@ class Trainer:
             self._writer = CheckpointWriter(run.checkpoints, **keep, before_write=before_save)
         self._saved_step: int | None = None  # of the last checkpoint, which may still be being written
         self._state_to_save: dict[str, Any] = {}
-        self._slow_disk = False  # whether it was warned about
+        self._waited = 0.0  # seconds, for a checkpoint that was still being written when the next was due
         self.spent = TimeSpent()
+        self._unreported: Callable[[], None] | None = None  # emits the events of the last step
         self._last_end: float | None = None  # perf_counter at the end of the last step, moved on by pauses
         self._plan()
 
@@ -167,9 +171,10 @@ class Trainer:
         """The step itself, with the spike guard."""
         limit = self.spikes.limit()
         if self._captured is not None:
-            result = self._captured(tokens, targets, documents, lr=lr, step=self.steps, loss_limit=limit.loss)
+            options: dict[str, Any] = {"loss_limit": limit.loss, "meanwhile": self._report}
+            result = self._captured(tokens, targets, documents, lr=lr, step=self.steps, **options)
         else:
-            options: dict[str, Any] = {"grad_clip": self.config.grad_clip, "grad_accum": self.config.grad_accum}
+            options = {"grad_clip": self.config.grad_clip, "grad_accum": self.config.grad_accum}
             options |= {"lr": lr, "first_sample": self.samples, "loss_limit": limit.loss}
             result = train_step(self.model, self.optimizer, tokens, targets, documents, step=self.steps, **options)
         self.spikes.take(result.loss)
@@ -199,13 +204,16 @@ class Trainer:
             while (ending := self._ending(complete)) is None:
                 self._take_step()
                 complete = self._after_step()
+            self._report()
             self.save()
             self._emit("time_spent", seconds=self.spent.seconds())
         except (NonFiniteError, InvariantError) as error:
+            self._report()
             self._emit("guard", error=str(error))
             raise
         finally:
             try:
+                self._report()
                 self._collect_saves(wait=True)
             finally:
                 if self._writer is not None:
@@ -222,10 +230,24 @@ class Trainer:
         with self.spent("step"):
             metrics = self.step(*batch)
         with self.spent("metrics"):
-            self._emit("step", **metrics._asdict())
-            if measured:
-                self._emit("layer_stats", **self._layer_stats.after(metrics.grad_norm))
-            self._collect_saves()
+            stats = self._layer_stats.after(metrics.grad_norm) if measured else None
+
+        def report() -> None:
+            with self.spent("metrics"):
+                self._emit("step", **metrics._asdict())
+                if stats is not None:
+                    self._emit("layer_stats", step=metrics.step, **stats)
+                self._collect_saves()
+
+        self._report()  # of the step before, if nothing did meanwhile
+        self._unreported = report
+        if not self.reports_late:
+            self._report()
+
+    def _report(self) -> None:
+        report, self._unreported = self._unreported, None
+        if report is not None:
+            report()
 
     def _ending(self, complete: bool) -> str | None:
         """Why the run ends here, or None. complete: everything due at this step has been done."""
@@ -240,6 +262,8 @@ class Trainer:
         if self.steps == 0:
             return True
         c, last = self.config, self.steps >= self.total_steps
+        if last or any(every and self.steps % every == 0 for every in (c.save_every, c.eval_every, c.sample_every)):
+            self._report()
         if last or self.steps % c.save_every == 0:
             self._start_save()
         evaluation_due = last or (c.eval_every and self.steps % c.eval_every == 0)
@@ -318,12 +342,11 @@ class Trainer:
             return
         with self._pause("checkpoints"):
             self.model.store.raise_if_non_finite()
-            waited = self._writer.wait()
-            if background and waited > 0.1 and not self._slow_disk:
-                self._slow_disk = True
+            before, self._waited = self._waited, self._waited + self._writer.wait()
+            if background and before <= SLOW_DISK < self._waited:
                 self._warn(
-                    f"step {self.steps}: training waited {waited:.1f} s until the checkpoint before was written: the disk is "
-                    "slower than save_every and eval_every allow"
+                    f"step {self.steps}: training has waited {self._waited:.1f} s for the checkpoint before to be written: the "
+                    "disk is slower than save_every and eval_every allow"
                 )
             self._collect_saves()  # before the next is on disk, from which a resume would not report the one before
             state = self.optimizer.named_state() | ({} if self.ema is None else {EMA: self.ema.named()})

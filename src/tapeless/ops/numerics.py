@@ -53,6 +53,12 @@ def sum_to(x: Tensor, shape: torch.Size) -> Tensor:
     return x.sum(axes, keepdim=True).reshape(shape) if axes else x
 
 
+def copy_stream(device: torch.device) -> torch.cuda.Stream:
+    """A stream for copies beside the kernels. torch's streams are shared, a fixed number of each priority: one of the usual
+    priority could be that on which another thread is capturing a graph."""
+    return torch.cuda.Stream(device, priority=-1)
+
+
 class HostCopy:
     """A tensor on its way to the host, which waits only when the values are read.
 

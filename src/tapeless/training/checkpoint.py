@@ -25,6 +25,7 @@ from torch import Tensor
 
 from tapeless.data.files import atomic_write, file_sha256, readable_json, reason, sync_folder, unused, write_synced
 from tapeless.errors import NEWER_FORMAT, CheckpointError, DamagedError, WriteError
+from tapeless.ops.numerics import copy_stream
 
 FORMAT_VERSION = 1
 MODEL, OPTIM, STATE, MANIFEST = "model.safetensors", "optim.safetensors", "state.json", "MANIFEST.json"
@@ -111,7 +112,7 @@ def tensor_file(tensors: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:
 
 def _of_gpu(flat: Tensor) -> Iterator[memoryview]:  # (bytes,)
     """Through pinned memory, on a stream of its own: beside the kernels of the training, and its copies to pageable memory."""
-    host, stream = torch.empty(min(PIECE, len(flat)), dtype=flat.dtype, pin_memory=True), torch.cuda.Stream(flat.device)
+    host, stream = torch.empty(min(PIECE, len(flat)), dtype=flat.dtype, pin_memory=True), copy_stream(flat.device)
     for piece in flat.split(PIECE):
         with torch.cuda.stream(stream):
             host[: len(piece)].copy_(piece, non_blocking=True)

@@ -15,6 +15,13 @@ def raise_gc_threshold() -> None:
     gc.set_threshold(OBJECTS)
 
 
+def freeze_imports() -> None:
+    """What imports allocated lives as long as the process: from here on no collection walks it, which between two steps takes a
+    quarter of a second. Only where this process runs a command."""
+    if gc.get_threshold()[0] == OBJECTS:
+        gc.freeze()
+
+
 def print_any_character() -> None:
     """Characters of a text that the encoding of the output lacks become `?` instead of an error. On Windows, where a pipe or
     file has an encoding that lacks most, they are written as UTF-8."""

@@ -25,7 +25,9 @@ from tapeless.model.build import AnyModel
 from tapeless.progress import busy
 from tapeless.report.reporters import Reporters, check_packages
 from tapeless.training.display import Display, make_display
+from tapeless.training.imported import generation_of
 from tapeless.training.init_from import load_initial_weights, resolve_recipe
+from tapeless.training.loading import attach_tokenizer
 from tapeless.training.metrics_log import copied, read_metrics
 from tapeless.training.output import ignore_write_errors
 from tapeless.training.phases import Phases
@@ -62,7 +64,7 @@ class TrainResult:
     """How a run ended."""
 
     path: Path  # the run directory
-    model: AnyModel
+    model: AnyModel  # with its tokenizer: result.model.generate("text")
     reason: str  # done | early (--patience) | stopped (resumable)
     step: int
     loss: float | None  # of the last step; None if no step was taken
@@ -287,6 +289,7 @@ def _train(
         display.close(run.path, trainer, reason)
     if user.error is not None:
         raise user.error
+    attach_tokenizer(model, data.tokenizer, generation_of(run, data.tokenizer))
     losses = trainer.last_loss, trainer.last_val_loss, trainer.best_val_loss
     return TrainResult(run.path, model, reason, trainer.steps, *losses)
 

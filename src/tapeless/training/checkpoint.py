@@ -29,7 +29,8 @@ FORMAT_VERSION = 1
 MODEL, OPTIM, STATE, MANIFEST = "model.safetensors", "optim.safetensors", "state.json", "MANIFEST.json"
 DTYPES = {torch.float64: "F64", torch.float32: "F32", torch.bfloat16: "BF16"}
 STATE_FIELDS = {"step", "tokens", "epoch", "sample_index", "seed", "best_val_loss", "best_step", "guard", "world_size", "base"}
-ADDED = {"base": None}  # fields added later, and their value in older checkpoints
+STATE_FIELDS |= {"functions"}
+ADDED = {"base": None, "functions": None}  # fields added later, and their value in older checkpoints
 STEP_NAME = re.compile(r"step-(\d{8,})")
 
 

@@ -157,7 +157,7 @@ class Display:
             print()
             page = run / "report.html"
             rows = [("report", str(page))] if page.is_file() else []
-            lines = command_lines(next_commands(run, ending, trainer.total_steps))
+            lines = command_lines(next_commands(run, ending, trainer.total_steps, trainer.functions))
             self.rows([*rows, ("run", str(run)), *(("", line) for line in lines)])
 
     def closing(self, trainer: Trainer, ending: str) -> list[Row]:

@@ -325,7 +325,7 @@ def _train(
             first_step.enter_context(busy("taking the first step"))
             record.listeners.insert(0, lambda event: first_step.close())
             try:
-                reason = trainer.run()
+                reason = trainer.run(display=None)
             finally:
                 record.deliver()
         record({"event": "end", "step": trainer.steps, "reason": reason, "time": time.time()})

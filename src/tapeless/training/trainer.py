@@ -1,7 +1,7 @@
 """The trainer: the training loop of `tapeless train new`, also for loops of your own.
 
     trainer = Trainer(model, TrainConfig(max_steps=200), data)
-    trainer.run()                                  # the whole loop, or
+    trainer.run()                                  # the whole loop, with its progress, or
     metrics = trainer.step(*trainer.next_batch())  # one step at a time
 
 The batch, the learning rate, the dropout masks and what is due are functions of the step and of the number of samples before
@@ -215,8 +215,29 @@ class Trainer:
         """Whether to end the run here, resumable."""
         return self._stop_requested() or self.out_of_time
 
-    def run(self) -> str:
-        """Train to the end; returns `done`, `early` (no new best for too long) or `stopped` (requested, or out of time)."""
+    def run(self, *, display: str | None = "auto") -> str:
+        """Train to the end; returns `done`, `early` (no new best for too long) or `stopped` (requested, or out of time).
+
+        display: auto (live in a terminal or a notebook, else plain lines), plain, json, or None for no output."""
+        if display is None:
+            return self._run()
+        from tapeless.training.display import make_display  # which imports this file
+
+        shown, on_event = make_display(display, self.config.log_every), self.on_event
+
+        def both(event: dict[str, Any]) -> None:
+            on_event(event)
+            shown.event(event)
+
+        shown.begin(self)
+        self.on_event = both
+        try:
+            with shown:
+                return self._run()
+        finally:
+            self.on_event = on_event
+
+    def _run(self) -> str:
         try:
             self.spent.restart()
             complete, self._last_end = True, time.perf_counter()

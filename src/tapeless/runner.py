@@ -165,10 +165,10 @@ def resume(
 ) -> TrainResult:
     """Continue a run from its newest checkpoint; on the same machine the result is bit for bit that of an uninterrupted run.
 
-    batches, lr_schedule: a run that was trained with functions needs them again, and refuses those that give something else for
-    its last step; an iterable is skipped up to there. fallback: use the checkpoint before a damaged one. overrides: fields of
-    TrainConfig to change, such as max_steps=400 or device="cpu"; they are recorded in the run. callbacks, display, phases: as
-    for train()."""
+    path: the run's directory. batches, lr_schedule: a run that was trained with functions needs them again, and refuses those
+    that give something else for its last step; an iterable is skipped up to there. fallback: use the checkpoint before a
+    damaged one. overrides: fields of TrainConfig to change, such as max_steps=400 or device="cpu"; they are recorded in the
+    run. callbacks, display, phases: as for train()."""
     user, phases = _Callbacks(callbacks), phases or Phases()
     schedule = _schedule(lr_schedule, overrides)
     run = RunDir.open(path)

@@ -27,8 +27,8 @@ def make_optimizer(
     decay: Collection[str],
     ops: object = None,
 ) -> FlatOptimizer:
-    """The optimizer that a configuration describes. decay: the parameters that weight decay applies to; ops: the model's OpSet,
-    whose fused update the optimizer uses if it has one."""
+    """The optimizer that config describes, for params and grads, those of one model. decay: the parameters that weight decay
+    applies to; ops: the model's OpSet, whose fused update the optimizer uses if it has one."""
     optimizer: type[FlatOptimizer] = OPTIMIZERS[config.optimizer]
     fused: dict[str, Any] = {} if optimizer.kernel is None else {"fused": getattr(ops, optimizer.kernel, None)}
     return optimizer(params, grads, decay=decay, **optimizer.config_options(config), **fused)

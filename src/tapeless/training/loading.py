@@ -32,11 +32,12 @@ def load(
     ops: str | None = None,
     threads: int | None = None,
 ) -> AnyModel:
-    """The model, on this machine: the settings that a run was trained with play no role.
+    """The model with its tokenizer, on this machine: the settings that a run was trained with play no role.
 
-    device: default a GPU if there is one, else the CPU. dtype: default float32, the dtype of the saved weights. ops: default
-    auto. threads: the number of CPU threads while this model's methods run; default torch's own. No setting of the process
-    changes. If the newest checkpoint of a run is damaged, the one before it is loaded, with a warning."""
+    path: a run, one of its checkpoints, or a Hugging Face directory. weights: raw, or ema, their moving average. device:
+    default a GPU if there is one, else the CPU. dtype: default float32, the dtype of the saved weights. ops: default auto.
+    threads: the number of CPU threads while this model's methods run; default torch's own. No setting of the process changes.
+    If the newest checkpoint of a run is damaged, the one before it is loaded, with a warning."""
     settings: dict[str, Any] = {"device": device, "dtype": dtype, "ops": ops, "threads": threads}
     run, which = Path(path), "latest"
     if is_hugging_face(run):

@@ -69,6 +69,8 @@ def document_starts(model: AnyModel, data: Dataset) -> tuple[np.ndarray, np.ndar
 
 
 class Trainer:
+    __doc__ = __doc__
+
     def __init__(
         self,
         model: AnyModel,
@@ -145,11 +147,13 @@ class Trainer:
         return ["batches"] * (self._own is not None) + ["lr_schedule"] * (self._schedule is not None)
 
     def learning_rate(self, step: int) -> float:
+        """Of a step, 0 being the first."""
         if self._schedule is not None:
             return self._schedule(step)
         return scheduled_rate(self.config, step, self.total_steps, self.warmup_steps)
 
     def next_batch(self) -> tuple[Tensor, ...]:  # tokens, targets (k*B, T) int64, k = grad_accum; document_ids if masked
+        """The batch of the coming step: the same one until step() is called."""
         return self._batches.at(self.samples) if self._own is None else self._own.at(self.steps)
 
     def step(
@@ -158,6 +162,7 @@ class Trainer:
         targets: Tensor,  # (k*B, T) int64
         documents: Tensor | None = None,  # (k*B, T) int64: attention stays inside each
     ) -> StepMetrics:
+        """One update by any batch of grad_accum micro-batches: forward, backward, clipping, the optimizer."""
         if self.config.check_invariants_every and (self.steps + 1) % self.config.check_invariants_every == 0:
             check_invariants(self.model, tokens, targets, documents, step=self.steps, first_sample=self.samples)
         start = time.perf_counter()
@@ -209,6 +214,7 @@ class Trainer:
 
     @property
     def out_of_time(self) -> bool:
+        """Whether max_time is over."""
         return time.monotonic() >= self._deadline
 
     def stopped(self) -> bool:

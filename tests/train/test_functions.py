@@ -105,7 +105,7 @@ def test_others_are_refused_and_the_run_is_as_it_was(stopped_run: Path, capsys: 
         ({"batches": lambda step: batch(step + 1), "lr_schedule": rate}, "batches: for step 3 the run was given another batch"),
         (
             {"batches": batch, "lr_schedule": lambda step: 0.5},
-            r"step 3 the run was given 0\.0033333333, now 0\.5",
+            r"step 3 the run was given the rate 0\.0033333333, now 0\.5",
         ),
         ({"batches": [batch(0)] * 2, "lr_schedule": rate}, "another batch"),
         ({"batches": map(batch, range(2)), "lr_schedule": rate}, "batches ended after 2"),

@@ -29,7 +29,7 @@ from tapeless.config import FUNCTION, Sampling, TrainConfig, seconds
 from tapeless.data.files import atomic_write
 from tapeless.data.loader import ExampleLoader, Loader, training_batches, validation_set
 from tapeless.data.prepare import Dataset
-from tapeless.errors import CHANGED, ConfigError, InvariantError, NonFiniteError, WriteError
+from tapeless.errors import ConfigError, InvariantError, NonFiniteError, WriteError
 from tapeless.generate.engine import generate
 from tapeless.model.build import AnyModel
 from tapeless.model.trained import checkpointed
@@ -451,10 +451,10 @@ class Trainer:
         now = self._last_given() or {}
         for name, value in (saved or {}).items():
             if now.get(name, value) != value:
-                what = f"{value:.8g}, now {now[name]:.8g}" if name == "lr_schedule" else "another batch"
-                raise CHANGED(
-                    changes=f"{name}: for step {self.steps} the run was given {what}; pass the function that it began with, or "
-                    "one that differs only for later steps"
+                what = f"the rate {value:.8g}, now {now[name]:.8g}" if name == "lr_schedule" else "another batch"
+                raise ConfigError(
+                    f"{name}: for step {self.steps} the run was given {what}; pass what it began with, or a function that "
+                    "differs only for later steps"
                 )
 
     def _last_given(self) -> dict[str, Any] | None:

@@ -38,10 +38,9 @@ class AdamW(Adam):
         self.fused, self.one_kernel = fused, fused is not None
         self._pieces = pieces(self._decayed_spans, [slice(0, len(self.params))]).to(self.params.device)
 
-    def step(self, lr: float | None = None, *, scale: float = 1.0, copy: Tensor | None = None) -> bool:
+    def _step(self, scale: float, copy: Tensor | None) -> bool:
         if self.fused is None:
-            return super().step(lr, scale=scale, copy=copy)
-        self._set_lr(lr)
+            return super()._step(scale, copy)
         self.t += 1
         device = self.params.device
         self.update_on_device(

@@ -109,16 +109,16 @@ class FlatOptimizer(ABC):
         """Update the parameters by `scale` times the gradients. lr: the learning rate from now on (`self.lr`); default the one
         given before. copy: receives the parameters in its own dtype; returned is whether it did. A scale other than 1 may be
         applied to the gradients in place."""
-        self._set_lr(lr)
+        if lr is not None:
+            check_range("lr", lr, ge=0)
+            self.lr = lr
+        return self._step(scale, copy)
+
+    def _step(self, scale: float, copy: Tensor | None) -> bool:
         if scale != 1:
             self.grads *= scale
         self._update()
         return False
-
-    def _set_lr(self, lr: float | None) -> None:
-        if lr is not None:
-            check_range("lr", lr, ge=0)
-            self.lr = lr
 
     @abstractmethod
     def _update(self) -> None:

@@ -94,8 +94,8 @@ class Muon(AdamW):
         self._decayed_spans = decayed_spans(params, self.decay - set(self._matrices)) if self.weight_decay else []
         self._pieces = pieces(self._decayed_spans, self._rest).to(self.params.device)
 
-    def step(self, lr: float | None = None, *, scale: float = 1.0, copy: Tensor | None = None) -> bool:
-        return CapturableOptimizer.step(self, lr, scale=scale, copy=copy)
+    def _step(self, scale: float, copy: Tensor | None) -> bool:
+        return CapturableOptimizer._step(self, scale, copy)
 
     def update_on_device(self, step_scalars: Tensor, scale: Tensor, copy: Tensor | None) -> None:
         CapturableOptimizer.update_on_device(self, step_scalars, scale, copy)

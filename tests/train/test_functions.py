@@ -14,7 +14,7 @@ from tapeless import STOP, Trainer, resume, train
 from tapeless.cli.main import main
 from tapeless.config import TrainConfig
 from tapeless.data.files import file_sha256
-from tapeless.errors import ConfigError, InputError
+from tapeless.errors import ConfigError, InputError, NonFiniteError
 from tapeless.model.build import build_model
 from tapeless.training.run_dir import RunDir
 
@@ -147,6 +147,12 @@ def test_an_exception_in_a_function_loses_no_work(tmp_path: Path, text: str, nam
     assert (run.checkpoints / "latest").read_text().strip() == "step-00000003"
     resume(run.path, **functions, display=None)
     assert final_bytes(run) == final_bytes(RunDir(whole.path))
+
+
+def test_a_run_that_diverges_names_the_call_that_continues_it(tmp_path: Path, text: str):
+    with pytest.raises(NonFiniteError) as error:
+        train(MODEL, text, out_dir=tmp_path / "run", batches=batch, lr_schedule=lambda step: 1e30, **{**FEW, "spike_z": 0.0})
+    assert f"learning rate: tapeless.resume('{tmp_path / 'run'}', batches=..., lr_schedule=...)" in str(error.value)
 
 
 def test_what_cannot_be_right_is_refused_before_anything_is_written(tmp_path: Path, text: str):

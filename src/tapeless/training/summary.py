@@ -18,6 +18,7 @@ from tapeless.model.build import AnyModel
 from tapeless.model.params import count_params
 from tapeless.model.transformer import Transformer
 from tapeless.text import Row
+from tapeless.training.run_dir import resume_command
 from tapeless.training.trainer import Trainer
 
 
@@ -147,11 +148,8 @@ def next_commands(run: Path, ending: str, total_steps: int, functions: Iterable[
     """Suggested commands and their purpose. ending: done, early, or anything else for a run that can be resumed. functions: the
     arguments of tapeless.resume that the run needs."""
     path, ended = shlex.quote(str(run)), ending in ("done", "early")
-    if functions:
-        arguments = [f"{name}=..." for name in functions] + [f"max_steps={2 * total_steps}"] * ended
-        command = f"tapeless.resume({str(run)!r}, {', '.join(arguments)})"
-    else:
-        command = f"tapeless train resume {path}" + f" --max-steps {2 * total_steps}" * ended
+    more = {"max_steps": 2 * total_steps} if ended else {}
+    command = resume_command(run, functions, **more)
     resume = (command, "train for longer" if ended else "continue as if it had not been interrupted")
     others = [
         (f"tapeless generate {path} --temperature 0.7", "generate text"),

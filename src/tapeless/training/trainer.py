@@ -172,8 +172,9 @@ class Trainer:
         except NonFiniteError as error:
             counts = {"grad_accum": self.config.grad_accum, "step": self.steps, "first_sample": self.samples}
             batch = {"tokens": tokens, "targets": targets, "documents": documents}
-            peak = self.config.lr if self._schedule is None else lr
-            raise explained(error, self.model, batch, counts, lr, self.run_dir, peak=peak) from None
+            peak = self.config.lr if self._schedule is None else None
+            options: dict[str, Any] = {"peak": peak, "functions": self.functions}
+            raise explained(error, self.model, batch, counts, lr, self.run_dir, **options) from None
         if self.ema is not None and not result.skipped:
             self.ema.update(self.optimizer.t)
         now = time.perf_counter()

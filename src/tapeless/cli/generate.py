@@ -19,7 +19,7 @@ from tapeless.cli.options import (
     load_settings,
     warn,
 )
-from tapeless.config import Sampling, require
+from tapeless.config import MAX_TOKENS, Sampling, require
 from tapeless.errors import UsageError
 from tapeless.progress import LOADING, busy
 
@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_saved_model_arguments(parser)
     words = "the text to continue; default: the first token of the validation text"
     parser.add_argument("--prompt", default="", metavar="TEXT", help=words)
-    parser.add_argument("--max-tokens", type=int, default=200, metavar="N", help="tokens to add (default 200)")
+    parser.add_argument("--max-tokens", type=int, default=MAX_TOKENS, metavar="N", help=f"tokens to add (default {MAX_TOKENS})")
     add_stop_argument(parser)
     parser.add_argument("--num-samples", type=int, default=1, metavar="N", help="number of texts (default 1)")
     parser.add_argument("--json", action="store_true", help="print the samples as JSON")

@@ -79,8 +79,9 @@ def register_ops(
     devices: Collection[str] | None = None,
     dtypes: Collection[str] | None = None,
 ) -> None:
-    """Make another set selectable by name. Start from `dataclasses.replace(REFERENCE, attention=…)`. For a set that holds
-    buffers, pass the function that builds it: each model then has its own."""
+    """Make another set selectable by name. ops: the set; start from `dataclasses.replace(REFERENCE, attention=…)`. For a set
+    that holds buffers, pass the function that builds it: each model then has its own. devices: torch device types it runs on;
+    None: any. dtypes: names of dtypes it computes in; None: all but fp8."""
     if isinstance(devices, str) or isinstance(dtypes, str):
         raise ConfigError(f"devices and dtypes are collections of names, such as ['cpu'], got {devices!r} and {dtypes!r}")
     if not name or not (callable(ops) or isinstance(ops, OpSet)):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from tapeless.config import OPTIMIZERS, AnyModelConfig, ModelConfig, TrainConfig
+from tapeless.config import FUNCTION, OPTIMIZERS, AnyModelConfig, ModelConfig, TrainConfig
 from tapeless.data.baselines import Baselines
 from tapeless.data.loader import ExampleLoader
 from tapeless.data.prepare import Dataset
@@ -18,6 +18,7 @@ from tapeless.model.build import AnyModel
 from tapeless.model.params import count_params
 from tapeless.model.transformer import Transformer
 from tapeless.text import Row
+from tapeless.training.run_dir import resume_command
 from tapeless.training.trainer import Trainer
 
 
@@ -105,15 +106,19 @@ def steps_text(trainer: Trainer) -> str:
     c, total = trainer.config, trainer.total_steps
     rows = f"{c.batch_size} x {trainer.seq_len}" + (f" x {c.grad_accum} micro-batches" if c.grad_accum > 1 else "")
     tokens = c.batch_size * c.grad_accum * trainer.seq_len
-    epochs = total * trainer.loader.batch_size / trainer.loader.num_windows
+    epochs = "batches of your own"
+    if trainer.loader.num_windows:
+        epochs = f"{total * trainer.loader.batch_size / trainer.loader.num_windows:.3g} epochs"
     warmup = f"{trainer.warmup_steps:,} warm-up steps" if trainer.warmup_steps else "no warm-up"
     limit = "" if c.max_time == "0" else f"; this process stops after {c.max_time}"
-    return f"{total:,} of {rows} = {tokens:,} tokens, {epochs:.3g} epochs; {warmup}{limit}"
+    return f"{total:,} of {rows} = {tokens:,} tokens, {epochs}; {warmup}{limit}"
 
 
 def optimizer_text(c: TrainConfig) -> str:
     last = c.lr / 10 if c.min_lr is None else c.min_lr
     rate = f"lr {c.lr:g}, {c.lr_schedule}" + ("" if c.lr_schedule == "constant" else f" to {last:g}")
+    if c.lr_schedule == FUNCTION:
+        rate = "lr a function of the step"
     optimizer = OPTIMIZERS[c.optimizer]
     values = [(name, optimizer.config_options(c)[name]) for name in optimizer.options]
     options = [name if value is True else f"{name} {value:g}" for name, value in values if value]
@@ -139,17 +144,18 @@ def _grouped(group: dict[str, list[str]]) -> str:
     return ", ".join(f"{owner}.{leaf}" for owner, leaf in leaves.items())
 
 
-def next_commands(run: Path, ending: str, total_steps: int) -> list[Row]:
-    """Suggested commands and their purpose. ending: done, early, or anything else for a run that can be resumed."""
-    path = shlex.quote(str(run))
-    resume = (f"tapeless train resume {path}", "continue as if it had not been interrupted")
-    if ending in ("done", "early"):
-        resume = (f"tapeless train resume {path} --max-steps {2 * total_steps}", "train for longer")
+def next_commands(run: Path, ending: str, total_steps: int, functions: Iterable[str] = ()) -> list[Row]:
+    """Suggested commands and their purpose. ending: done, early, or anything else for a run that can be resumed. functions: the
+    arguments of tapeless.resume that the run needs."""
+    path, ended = shlex.quote(str(run)), ending in ("done", "early")
+    more = {"max_steps": 2 * total_steps} if ended else {}
+    command = resume_command(run, functions, **more)
+    resume = (command, "train for longer" if ended else "continue as if it had not been interrupted")
     others = [
         (f"tapeless generate {path} --temperature 0.7", "generate text"),
         (f"tapeless eval {path} --checkpoint best", "evaluate on the whole validation text"),
     ]
-    return [*others, resume] if ending in ("done", "early") else [resume, *others]
+    return [*others, resume] if ended else [resume, *others]
 
 
 def command_lines(commands: list[Row]) -> list[str]:

@@ -1,7 +1,7 @@
 """The trainer: the training loop of `tapeless train new`, also for loops of your own.
 
     trainer = Trainer(model, TrainConfig(max_steps=200), data)
-    trainer.run()                                  # the whole loop, or
+    trainer.run()                                  # the whole loop, with its progress, or
     metrics = trainer.step(*trainer.next_batch())  # one step at a time
 
 The batch, the learning rate, the dropout masks and what is due are functions of the step and of the number of samples before
@@ -16,6 +16,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,9 +25,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tapeless.config import Sampling, TrainConfig, seconds
+from tapeless.config import FUNCTION, Sampling, TrainConfig, seconds
 from tapeless.data.files import atomic_write
-from tapeless.data.loader import training_batches, validation_set
+from tapeless.data.loader import ExampleLoader, Loader, training_batches, validation_set
 from tapeless.data.prepare import Dataset
 from tapeless.errors import ConfigError, InvariantError, NonFiniteError, WriteError
 from tapeless.generate.engine import generate
@@ -38,6 +39,7 @@ from tapeless.training.captured_step import captured_step
 from tapeless.training.checkpoint import Checkpoint, restore
 from tapeless.training.checkpoint_writer import CheckpointWriter
 from tapeless.training.evaluate import Evaluation, evaluate
+from tapeless.training.functions import Batches, OwnBatches, OwnSchedule, Schedule, check_functions
 from tapeless.training.guard import SpikeGuard
 from tapeless.training.imported import generation_of
 from tapeless.training.invariants import check_invariants
@@ -68,6 +70,8 @@ def document_starts(model: AnyModel, data: Dataset) -> tuple[np.ndarray, np.ndar
 
 
 class Trainer:
+    __doc__ = __doc__
+
     def __init__(
         self,
         model: AnyModel,
@@ -79,18 +83,35 @@ class Trainer:
         before_save: Callable[[], None] = lambda: None,
         stopped: Callable[[], bool] = lambda: False,
         base: str | None = None,
+        batches: Batches | None = None,
+        lr_schedule: Schedule | None = None,
     ):
-        """run: where checkpoints and samples are written; None writes nothing. on_event: called with every event of
-        metrics.jsonl. before_save: called before each checkpoint by the thread that writes it, to sync the events so far to the
-        disk. stopped: polled at every step and during evaluation; True saves and ends the run, as does max_time, which counts
-        from here. base: the hash of the base weights of adapters, recorded in checkpoints."""
+        """model, config, data: what is trained, how, and on what. batches, lr_schedule: functions of the step in place of the
+        training part of data and of the schedule of config (functions.py). run: where checkpoints and samples are written; None
+        writes nothing. on_event: called with every event of metrics.jsonl. before_save: called before each checkpoint by the
+        thread that writes it, to sync the events so far to the disk. stopped: polled at every step and during evaluation; True
+        saves and ends the run, as does max_time, which counts from here. base: the hash of the base weights of adapters,
+        recorded in checkpoints."""
+        if lr_schedule is not None:
+            config = replace(config, lr_schedule=FUNCTION)
+        check_functions(config, batches, lr_schedule)
         self.model, self.config, self.data, self.run_dir = model, config, data, run
         self.on_event, self.base = on_event, base
         self._stop_requested, self._deadline = stopped, time.monotonic() + seconds(config.max_time)
         self.seq_len: int = config.seq_len or default_seq_len(model.config)
         starts = document_starts(model, data) if config.document_attention else (None, None)
-        self.loader = training_batches(data, self.seq_len, config.batch_size * config.grad_accum, config.seed, starts[0])
-        self._batches = Prefetch(self.loader, model.device)
+        self._schedule: OwnSchedule | None = None
+        if lr_schedule is not None:
+            self._schedule = OwnSchedule(lr_schedule)
+            self._schedule(0)  # raises if that is no rate
+        self._own: OwnBatches | None = None
+        if batches is None:
+            loader = training_batches(data, self.seq_len, config.batch_size * config.grad_accum, config.seed, starts[0])
+            self.loader: Loader | ExampleLoader | OwnBatches = loader
+            self._batches = Prefetch(loader, model.device)
+        else:
+            self.loader = self._own = OwnBatches(batches, config, self.seq_len, model.device)
+            self._own.check_first()
         self.validation = validation_set(data, self.seq_len, config.eval_windows, starts[1])
         self.optimizer = optimizer_of(model, config)
         self.ema = ema_of(model, config)
@@ -124,11 +145,20 @@ class Trainer:
         self.total_steps = total_steps(self.config, self.loader.num_windows, steps=self.steps, samples=self.samples)
         self.warmup_steps = warmup_steps(self.config, self.total_steps)
 
+    @property
+    def functions(self) -> list[str]:
+        """The arguments that are the caller's functions, without which the run cannot be resumed."""
+        return ["batches"] * (self._own is not None) + ["lr_schedule"] * (self._schedule is not None)
+
     def learning_rate(self, step: int) -> float:
+        """Of a step, 0 being the first."""
+        if self._schedule is not None:
+            return self._schedule(step)
         return scheduled_rate(self.config, step, self.total_steps, self.warmup_steps)
 
     def next_batch(self) -> tuple[Tensor, ...]:  # tokens, targets (k*B, T) int64, k = grad_accum; document_ids if masked
-        return self._batches.at(self.samples)
+        """The batch of the coming step: the same one until step() is called."""
+        return self._batches.at(self.samples) if self._own is None else self._own.at(self.steps)
 
     def step(
         self,
@@ -136,6 +166,7 @@ class Trainer:
         targets: Tensor,  # (k*B, T) int64
         documents: Tensor | None = None,  # (k*B, T) int64: attention stays inside each
     ) -> StepMetrics:
+        """One update by any batch of grad_accum micro-batches: forward, backward, clipping, the optimizer."""
         if self.config.check_invariants_every and (self.steps + 1) % self.config.check_invariants_every == 0:
             check_invariants(self.model, tokens, targets, documents, step=self.steps, first_sample=self.samples)
         start = time.perf_counter()
@@ -145,7 +176,9 @@ class Trainer:
         except NonFiniteError as error:
             counts = {"grad_accum": self.config.grad_accum, "step": self.steps, "first_sample": self.samples}
             batch = {"tokens": tokens, "targets": targets, "documents": documents}
-            raise explained(error, self.model, batch, counts, lr, self.run_dir, peak=self.config.lr) from None
+            peak = self.config.lr if self._schedule is None else None
+            options: dict[str, Any] = {"peak": peak, "functions": self.functions}
+            raise explained(error, self.model, batch, counts, lr, self.run_dir, **options) from None
         if self.ema is not None and not result.skipped:
             self.ema.update(self.optimizer.t)
         now = time.perf_counter()
@@ -187,14 +220,36 @@ class Trainer:
 
     @property
     def out_of_time(self) -> bool:
+        """Whether max_time is over."""
         return time.monotonic() >= self._deadline
 
     def stopped(self) -> bool:
         """Whether to end the run here, resumable."""
         return self._stop_requested() or self.out_of_time
 
-    def run(self) -> str:
-        """Train to the end; returns `done`, `early` (no new best for too long) or `stopped` (requested, or out of time)."""
+    def run(self, *, display: str | None = "auto") -> str:
+        """Train to the end; returns `done`, `early` (no new best for too long) or `stopped` (requested, or out of time).
+
+        display: auto (live in a terminal or a notebook, else plain lines), plain, json, or None for no output."""
+        if display is None:
+            return self._run()
+        from tapeless.training.display import make_display  # which imports this file
+
+        shown, on_event = make_display(display, self.config.log_every), self.on_event
+
+        def both(event: dict[str, Any]) -> None:
+            on_event(event)
+            shown.event(event)
+
+        shown.begin(self)
+        self.on_event = both
+        try:
+            with shown:
+                return self._run()
+        finally:
+            self.on_event = on_event
+
+    def _run(self) -> str:
         try:
             self.spent.restart()
             complete, self._last_end = True, time.perf_counter()
@@ -218,15 +273,23 @@ class Trainer:
             finally:
                 if self._writer is not None:
                     self._writer.close()
-                self._batches.close()
+                if self._own is None:
+                    self._batches.close()
         return ending
 
     def _take_step(self) -> None:
         measured = self._layer_stats.due(self.steps + 1)
         if measured:
             self._layer_stats.before()
-        with self.spent("data"):
-            batch = self.next_batch()
+        try:
+            self.learning_rate(self.steps)
+            with self.spent("data"):
+                batch = self.next_batch()
+        except Exception:  # mostly of the caller's functions: nothing of this step was done, and no work is lost
+            self._report()
+            if self.steps:
+                self.save()
+            raise
         with self.spent("step"):
             metrics = self.step(*batch)
         with self.spent("metrics"):
@@ -397,6 +460,7 @@ class Trainer:
         self.spikes = SpikeGuard(self.config.spike_z, guard.get("losses", ()))
         self.optimizer.t = self.steps - self.skipped
         self._saved_step = self.steps
+        self._check_functions(state["functions"])
         self._plan()
         self._resume_average(checkpoint)
         if self.run_dir is not None:
@@ -406,6 +470,26 @@ class Trainer:
         changed = [f"{name} was {state[name]}, is {value}" for name, value in here.items() if state[name] != value]
         if changed:
             self._warn(f"the last bits may differ from an uninterrupted run: {'; '.join(changed)}")
+
+    def _check_functions(self, saved: dict[str, Any] | None) -> None:
+        """The caller's functions must give for the last step what they gave the run."""
+        now = self._last_given() or {}
+        for name, value in (saved or {}).items():
+            if now.get(name, value) != value:
+                what = f"the rate {value:.8g}, now {now[name]:.8g}" if name == "lr_schedule" else "another batch"
+                raise ConfigError(
+                    f"{name}: for step {self.steps} the run was given {what}; pass what it began with, or a function that "
+                    "differs only for later steps"
+                )
+
+    def _last_given(self) -> dict[str, Any] | None:
+        """What the caller's functions gave for the last step: a hash, and a rate."""
+        given: dict[str, Any] = {}
+        if self._own is not None:
+            given["batches"] = self._own.fingerprint(self.steps - 1)
+        if self._schedule is not None:
+            given["lr_schedule"] = self._schedule(self.steps - 1)
+        return given or None
 
     def _resume_average(self, checkpoint: Checkpoint) -> None:
         """An override of ema_decay may start or end the average here, with a warning."""
@@ -436,6 +520,7 @@ class Trainer:
             },
             "world_size": 1,
             "base": self.base,
+            "functions": self._last_given() if self.steps else None,
         }
 
     def _emit(self, event: str, **facts: Any) -> None:

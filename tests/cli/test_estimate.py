@@ -61,13 +61,13 @@ def test_epochs_are_counted_in_the_data(text_file: Path, capsys: pytest.CaptureF
 @pytest.fixture
 def little(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
     name, size = request.param
-    monkeypatch.setattr(fit, name, lambda where: size)
+    monkeypatch.setattr(fit, name, lambda *where: size)
 
 
 @pytest.mark.parametrize(
     ("little", "code", "words"),
     [
-        (("available_bytes", 1000), "TOO_LARGE", "choose a smaller model"),
+        (("room_of", 1000), "TOO_LARGE", "choose a smaller model"),
         (("free_disk", 1000), "DISK_FULL", "not enough space on the disk"),
     ],
     indirect=["little"],

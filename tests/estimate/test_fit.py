@@ -59,7 +59,7 @@ def test_nothing_fits_into_nothing():
 
 @pytest.fixture
 def plenty(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fit, "available_bytes", lambda device: 2**40)
+    monkeypatch.setattr(fit, "room_of", lambda *where: 2**40)
     monkeypatch.setattr(fit, "free_disk", lambda path: 2**40)
 
 
@@ -70,7 +70,7 @@ def test_what_fits_meets_no_obstacle(plenty: None, tmp_path: Path):
 
 def test_too_large_says_the_numbers_and_what_would_fit(plenty: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     memory = memory_of(MODEL, TRAIN)
-    monkeypatch.setattr(fit, "available_bytes", lambda device: memory.peak - 1)
+    monkeypatch.setattr(fit, "room_of", lambda *where: memory.peak - 1)
     (found,) = resource_errors(MODEL, TRAIN, memory, Disk(1, 1, 1), tmp_path)
     assert isinstance(found, TooLargeError)
     assert (found.code, found.exit_status) == ("TOO_LARGE", 2)
@@ -82,7 +82,7 @@ def test_too_large_says_the_numbers_and_what_would_fit(plenty: None, monkeypatch
         "--skip-resource-check",
     ):
         assert words in str(found)
-    monkeypatch.setattr(fit, "available_bytes", lambda device: 1000)
+    monkeypatch.setattr(fit, "room_of", lambda *where: 1000)
     (found,) = resource_errors(MODEL, TRAIN, memory, Disk(1, 1, 1), tmp_path)
     assert "choose a smaller model" in str(found)
 

@@ -1,6 +1,7 @@
 """The allocator's rules, on cases small enough for a sheet of paper."""
 
 import random
+from itertools import pairwise
 
 from tapeless.estimate.caching_allocator import LARGE_SEGMENT, MIB, SMALL_SEGMENT, Block, Pool
 
@@ -43,9 +44,19 @@ def test_random_requests_never_overlap_and_all_join_again():
         else:
             held.append(pool.allocate(chosen.choice([700, 40_000, 900_000, 3 * MIB, 11 * MIB, 33 * MIB])))
     spans = sorted((block.address, block.address + block.size) for block in held)
-    assert all(end <= begin for (_, end), (begin, _) in zip(spans, spans[1:], strict=False))
+    assert all(end <= begin for (_, end), (begin, _) in pairwise(spans))
     assert pool.reserved >= sum(block.size for block in held)
     for block in held:
         pool.release(block)
     assert sum(block.size for blocks in pool._free.values() for block in blocks) == pool.reserved
-    assert all(block.before is None and block.after is None for blocks in pool._free.values() for block in blocks)
+    pool.empty()  # every segment is one block again
+    assert pool.reserved == 0
+
+
+def test_a_segment_in_use_is_not_given_back():
+    pool = Pool()
+    held, freed = pool.allocate(2 * MIB), pool.allocate(12 * MIB)
+    pool.release(freed)
+    pool.empty()
+    assert pool.reserved == LARGE_SEGMENT
+    assert held.size == 2 * MIB

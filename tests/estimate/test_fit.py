@@ -9,8 +9,9 @@ from tapeless.config import ModelConfig, SimpleLMConfig, TrainConfig
 from tapeless.errors import DiskError, TooLargeError
 from tapeless.estimate import fit
 from tapeless.estimate.disk import Disk, disk_of
-from tapeless.estimate.fit import changes_that_fit, resource_errors
+from tapeless.estimate.fit import changes_that_fit, largest_batch, resource_errors
 from tapeless.estimate.memory import memory_of
+from tapeless.estimate.target import Target
 
 pytest.importorskip("numba")
 
@@ -95,3 +96,18 @@ def test_a_full_disk(plenty: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     assert isinstance(found, DiskError)
     assert (found.code, found.exit_status) == ("DISK_FULL", 2)
     assert "4 checkpoints of" in str(found)
+
+
+def test_the_largest_batch_fits_and_one_row_more_does_not():
+    train = replace(TRAIN, device="cuda", dtype="bfloat16", ops="triton")
+    room, gpu = 100 * 2**20, Target("a GPU", 10**12)
+    rows = largest_batch(MODEL, train, room, gpu)
+    fits, more = (memory_of(MODEL, replace(train, batch_size=n), gpu).peak for n in (rows, rows + 1))
+    assert fits <= room < more
+    assert largest_batch(MODEL, train, 1000, Target("a GPU", 1000)) == 0
+
+
+def test_the_disk_of_another_machine_is_not_judged(plenty: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setattr(fit, "free_disk", lambda path: 0)
+    memory = memory_of(MODEL, TRAIN)
+    assert resource_errors(MODEL, TRAIN, memory, Disk(1, 1, 1), tmp_path, Target("cpu with 24GB", 10**12)) == []

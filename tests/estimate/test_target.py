@@ -51,7 +51,7 @@ def test_a_misspelt_name(memory: str | None):
 
 def test_a_gpu_that_is_not_here(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    with pytest.raises(ConfigError, match="name it .*h100.* or its memory"):
+    with pytest.raises(ConfigError, match=r"name it .*h100.* or its memory"):
         target_of(replace(TRAIN, device="cuda"), None, device_is_given=True)
 
 

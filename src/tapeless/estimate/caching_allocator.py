@@ -38,7 +38,8 @@ class Pool:
     """Segments that serve one another's requests: all outside of graphs, or those of one graph."""
 
     def __init__(self) -> None:
-        self.reserved = 0  # bytes of all segments; none is given back
+        self.reserved = 0  # bytes of all segments
+        self._end = 0  # the next segment's address
         self._free: dict[bool, list[Block]] = {True: [], False: []}  # small ones and large ones, sorted
 
     def allocate(self, size: int) -> Block:
@@ -66,10 +67,16 @@ class Pool:
             block = self._join(block.before, block)
         self._add(block)
 
+    def empty(self) -> None:
+        """Give back the segments that are free as a whole, as torch does where a request finds no memory."""
+        for small, blocks in self._free.items():
+            self._free[small] = [block for block in blocks if block.before or block.after]
+            self.reserved -= sum(block.size for block in blocks) - sum(block.size for block in self._free[small])
+
     def _segment(self, size: int, small: bool) -> Block:
         whole = SMALL_SEGMENT if small else LARGE_SEGMENT if size < OWN_SEGMENT else _rounded(size, LARGE_UNIT)
-        block = Block(whole, small, self.reserved)
-        self.reserved += whole
+        block = Block(whole, small, self._end)
+        self.reserved, self._end = self.reserved + whole, self._end + whole
         return block
 
     @staticmethod

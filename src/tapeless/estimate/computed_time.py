@@ -22,8 +22,8 @@ COPY = 0.875  # of the bandwidth: a copy's measured 4.2 of 4.8 TB/s
 FIXED = 0.38e-3  # of each step: launches and the host. A step of llama-tiny, which computes almost nothing
 ERROR = 0.05  # at most, of the steps that it was compared with
 HOW = (
-    "computed, not measured: FLOPs by the peak of {}, bytes by its bandwidth, at the shares that an H200 reached; measured steps "
-    f"of llama-124m, llama-350m and llama-1b there, in bfloat16 and fp8, are {ERROR:.0%} off or less"
+    "computed, not measured: FLOPs by the peak of {}, bytes by its bandwidth, at the shares that an H200 reached. Its measured "
+    f"steps of llama-124m, llama-350m and llama-1b, in bfloat16 and fp8, are within {ERROR:.0%} of this"
 )
 
 
@@ -38,6 +38,8 @@ def computed_time(config: AnyModelConfig, train: TrainConfig, target: Target, op
         raise NotComputable("the time depends on the GPU; name one, such as --device h100")
     if ops not in ("triton", "triton-fp8") or train.dtype == "float32" or not isinstance(config, ModelConfig):
         raise NotComputable("the formula is for transformers with the built-in kernels in bfloat16 or fp8: --dtype bfloat16")
+    if train.optimizer not in ("adam", "adamw"):
+        raise NotComputable(f"the formula is for updates by the built-in kernel, which {train.optimizer} has not")
     tokens, again = train.batch_size * T, 4 / 3 if train.recompute == "full" else 1.0  # the blocks' forward
     attention = 3 * tokens * sum(part.extra_flops(T) for block in build_blocks(config) for part in block.sublayers)
     head = 6 * tokens * config.vocab_size * config.hidden_dim

@@ -151,6 +151,8 @@ def dry_run(config: AnyModelConfig, train: TrainConfig, ops: str) -> DryRun:
             memory.pools.append(Pool())
         step = memory.peak_of(lambda: _step(model, optimizer, tokens, targets, train))
         memory.pools.reverse()  # the evaluation is outside of the graph, which keeps its memory
+        for pool in memory.pools[-1:]:
+            pool.empty()
         rows = max(rows_at_once(T), min(train.batch_size, train.eval_windows or train.batch_size) if gpu else 0)
         windows = torch.empty(rows, T, dtype=torch.int64, device=META)
         captured = workspace.captured if workspace else 0

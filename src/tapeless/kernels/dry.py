@@ -154,13 +154,15 @@ def _installed(package: str) -> bool:
 
 @contextmanager
 def _formulas_of_triton() -> Iterator[None]:
+    before = sys.modules.copy()
     sys.modules["triton"], sys.modules["triton.language"] = _Formulas("triton"), _Formulas("triton.language")
     try:
         yield
     finally:
-        for name in list(sys.modules):
-            if name.partition(".")[0] == "triton" or name.startswith("tapeless.kernels.triton"):
-                del sys.modules[name]
+        for name in [name for name in sys.modules if name.startswith(("triton", "tapeless.kernels.triton"))]:
+            del sys.modules[name]
+            if name in before:
+                sys.modules[name] = before[name]
 
 
 class _Formulas(ModuleType):

@@ -101,7 +101,6 @@ def test_a_gpu_keeps_the_memory_of_a_graph_while_it_evaluates():
     captured, eager = (memory_of(replace(MODEL, dropout=dropout), train, gpu) for dropout in (0.0, 0.1))
     kept = captured.parts["saved activations"]
     assert captured.phases["evaluation"] - eager.phases["evaluation"] > kept
-    assert captured.phases["training step"] < eager.phases["training step"]  # whose masks are saved
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ from tapeless.start import print_any_character, raise_gc_threshold
 from tapeless.training.phases import Phases, process_age
 
 # In the order of --help. Each is the module of this name, with _ for -, except for those in MODULES.
-COMMANDS = ["train", "estimate", "generate", "chat", "eval", "lm-eval", "report", "data", "tokenizer"]
+COMMANDS = ["train", "presets", "estimate", "generate", "chat", "eval", "lm-eval", "report", "data", "tokenizer"]
 COMMANDS += ["export", "merge", "import", "gradcheck", "bench"]
 MODULES = {"eval": "evaluate", "import": "import_model"}
 EXIT_STATUS = """exit status:

@@ -48,6 +48,11 @@ def captured_step(model: AnyModel, optimizer: FlatOptimizer, config: TrainConfig
 def _obstacle(model: AnyModel, optimizer: FlatOptimizer) -> str | None:
     if not isinstance(model, Transformer) or model.ops.capture is None or model.ops.grad_norm is None:
         return f"ops {model.ops.name!r} synchronize within a step"
+    return not_capturable(model, optimizer)
+
+
+def not_capturable(model: Transformer, optimizer: FlatOptimizer) -> str | None:
+    """Why no ops could capture its step; None if those of a GPU can."""
     if not isinstance(optimizer, CapturableOptimizer):
         return f"a step of {type(optimizer).__name__} cannot be captured"
     if model.config.dropout:

@@ -71,9 +71,11 @@ def resolve_dtype(train: TrainConfig) -> TrainConfig:
     return replace(train, dtype=found.dtype)
 
 
-def resolve_defaults(config: AnyModelConfig, train: TrainConfig) -> TrainConfig:
-    """Fill in seq_len and dtype where they were left open, and check that the device exists."""
-    usable_device(train.device)
+def resolve_defaults(config: AnyModelConfig, train: TrainConfig, *, here: bool = True) -> TrainConfig:
+    """Fill in seq_len and dtype where they were left open, and check that the device exists if the run is to be on this
+    machine."""
+    if here:
+        usable_device(train.device)
     return resolve_dtype(replace(train, seq_len=resolve_seq_len(config, train)))
 
 

@@ -173,5 +173,16 @@ def generation() -> str:
     return markdown(rows)
 
 
+def generation_cuda(stored: dict[str, Any]) -> str:
+    rates = stored["rates"]
+    head = ("model", "sequences", "sampling", *(f"{name}, tokens/s" for name in ("tapeless", *list(rates[0]["tokens_per_s"])[2:])))
+    rows = [head]
+    for row in rates:
+        _, *others = row["tokens_per_s"].items()
+        speeds = row["tokens_per_s"]["engine"], *(rate for name, rate in others if name != "generate")
+        rows.append((f"`{row['preset']}`", str(row["sequences"]), row["sampling"], *(f"{rate:,.0f}" for rate in speeds)))
+    return markdown(rows)
+
+
 def scaling() -> str:
     return "\n".join(markdown(scaling_rows(result)) for result in results(list(SCALING)))

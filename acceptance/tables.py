@@ -212,6 +212,21 @@ def start_up() -> str:
     return f"{performance_tables.markdown(rows)}\n{about}\n"
 
 
+def generation_cuda() -> str:
+    stored = result("generation_cuda")
+    return f"{performance_tables.generation_cuda(stored)}\nMeasured on one {stored['gpu']}, torch {stored['machine']['torch']}.\n"
+
+
+def run_cuda() -> str:
+    """What a step of a run takes beyond that of the benchmark."""
+    tables = result("run_speed_cuda")["tables"]
+    found, step = tables["run"]["run"], tables["run"]["by_turns"]["bench"]["step_s"]
+    rows = [("ms per step", ""), ("the benchmark's step, by turns with the trainer's", f"{1e3 * step:.2f}")]
+    rows += [(f"the run: {name}", f"{1e3 * seconds / found['steps']:.2f}") for name, seconds in found["seconds"].items()]
+    rows.append(("the run in all", f"{1e3 * found['wall_per_step_s']:.2f}"))
+    return performance_tables.markdown(rows)
+
+
 def training() -> str:
     lines = claims(*TRAINED)
     cllm = result("cllm_training")
@@ -280,6 +295,8 @@ REGIONS = {
     ("docs/performance.md", "kernels"): performance_tables.kernels,
     ("docs/performance.md", "curve"): performance_tables.curve,
     ("docs/performance.md", "generation"): performance_tables.generation,
+    ("docs/performance.md", "generation-gpu"): generation_cuda,
+    ("docs/performance.md", "run-gpu"): run_cuda,
     ("docs/performance.md", "scaling"): performance_tables.scaling,
 }
 

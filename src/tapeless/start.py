@@ -1,4 +1,4 @@
-"""Process settings made before anything is printed and torch is imported.
+"""Process settings of a command: made before anything is printed and torch is imported, and when it is done.
 
 Tested by: tests/test_start.py."""
 
@@ -13,6 +13,12 @@ def raise_gc_threshold() -> None:
     """Importing torch and Numba allocates hundreds of thousands of long-lived objects; collecting among them at the default
     threshold takes a sixth of the import time."""
     gc.set_threshold(OBJECTS)
+
+
+def skip_last_collection() -> None:
+    """Python collects once more when it ends. Among what torch and Numba left that takes half a second, in which a command that
+    has said everything seems to hang."""
+    gc.freeze()
 
 
 def print_any_character() -> None:

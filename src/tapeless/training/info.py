@@ -16,7 +16,7 @@ from tapeless.training.metrics_log import as_written, read_metrics
 from tapeless.training.rotation import named_step
 from tapeless.training.run_config import RunConfig, read_run_config
 from tapeless.training.run_dir import RunDir, holder
-from tapeless.training.summary import command_lines, count, duration, model_text, next_commands, optimizer_text
+from tapeless.training.summary import command_lines, count, duration, model_text, next_commands, optimizer_text, try_command
 
 RECENT = 20  # steps in the mean of the last losses
 NOT_STARTED, RUNNING, INTERRUPTED, DIVERGED, IMPORTED = "not started", "running", "interrupted", "diverged", "imported"
@@ -99,7 +99,7 @@ def describe(facts: dict[str, Any]) -> str:
         commands = [(f"tail -f {Path(facts['path']) / 'metrics.jsonl'}", "follow it")]
     elif facts["state"] == IMPORTED:
         commands = [
-            (f'tapeless generate {facts["path"]} --prompt "The "', "generate text"),
+            try_command(Path(facts["path"]), '--prompt "The "'),
             (f"tapeless train new --init-from {facts['path']} --dataset-path my.txt", "fine-tune it"),
         ]
     elif facts["state"] == NOT_STARTED or not facts["checkpoints"]:

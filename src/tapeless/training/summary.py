@@ -11,6 +11,7 @@ import torch
 
 from tapeless.config import OPTIMIZERS, AnyModelConfig, ModelConfig, TrainConfig
 from tapeless.data.baselines import Baselines
+from tapeless.data.chat import FILE as CHAT_TEMPLATE
 from tapeless.data.loader import ExampleLoader
 from tapeless.data.prepare import Dataset
 from tapeless.interop.targets import export_targets
@@ -139,6 +140,14 @@ def _grouped(group: dict[str, list[str]]) -> str:
     return ", ".join(f"{owner}.{leaf}" for owner, leaf in leaves.items())
 
 
+def try_command(run: Path, options: str = "--temperature 0.7") -> Row:
+    """How to see what a model says. options: of generate."""
+    path = shlex.quote(str(run))
+    if (run / CHAT_TEMPLATE).exists():
+        return f"tapeless chat {path}", "talk to it"
+    return f"tapeless generate {path} {options}", "generate text"
+
+
 def next_commands(run: Path, ending: str, total_steps: int) -> list[Row]:
     """Suggested commands and their purpose. ending: done, early, or anything else for a run that can be resumed."""
     path = shlex.quote(str(run))
@@ -146,7 +155,7 @@ def next_commands(run: Path, ending: str, total_steps: int) -> list[Row]:
     if ending in ("done", "early"):
         resume = (f"tapeless train resume {path} --max-steps {2 * total_steps}", "train for longer")
     others = [
-        (f"tapeless generate {path} --temperature 0.7", "generate text"),
+        try_command(run),
         (f"tapeless eval {path} --checkpoint best", "evaluate on the whole validation text"),
     ]
     return [*others, resume] if ending in ("done", "early") else [resume, *others]

@@ -292,7 +292,7 @@ def test_the_next_commands_parse(name: str, tmp_path: Path):
     if name == "chat":
         write_template(run, CHATML)
     for ending in ("done", "early", "stopped", "interrupted", "diverged"):
-        commands = [shlex.split(command)[1:] for command, _ in next_commands(run, ending, 100)]
+        commands = [shlex.split(command)[1:] for command, _ in next_commands(run, ending, 100, {})]
         assert [name, str(run)] in [words[:2] for words in commands]
         for words in commands:
             build_parser().parse_args(words)

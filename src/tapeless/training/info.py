@@ -14,7 +14,7 @@ from tapeless.text import Row, rows_text
 from tapeless.training.checkpoint import checkpoints
 from tapeless.training.metrics_log import as_written, read_metrics
 from tapeless.training.rotation import named_step
-from tapeless.training.run_config import RunConfig, read_run_config
+from tapeless.training.run_config import RunConfig, read_run_config, train_config
 from tapeless.training.run_dir import RunDir, holder
 from tapeless.training.summary import command_lines, count, duration, model_text, next_commands, optimizer_text, try_command
 
@@ -84,7 +84,8 @@ def ending(events: list[dict[str, Any]], saved: list[int]) -> str:
 
 def describe(facts: dict[str, Any]) -> str:
     kind = next(kind for kind in KINDS if kind in facts)
-    model, train = checked(kind, facts[kind], facts["path"]), checked("train", facts["train"], facts["path"])
+    plugins = facts.get("plugins", {})
+    model, train = checked(kind, facts[kind], facts["path"]), train_config(facts["train"], plugins, facts["path"])
     rows = [
         ("run", facts["path"]),
         ("state", state_text(facts, train)),
@@ -105,7 +106,7 @@ def describe(facts: dict[str, Any]) -> str:
     elif facts["state"] == NOT_STARTED or not facts["checkpoints"]:
         commands = [(f"tapeless train resume {facts['path']}", "start at step 0")]
     else:
-        commands = next_commands(Path(facts["path"]), facts["state"], facts["total_steps"])
+        commands = next_commands(Path(facts["path"]), facts["state"], facts["total_steps"], plugins)
     return rows_text([*rows, ("next", ""), *(("", line) for line in command_lines(commands))])
 
 

@@ -4,7 +4,7 @@ Tested by: tests/train/test_display.py, tests/train/test_info.py."""
 
 import re
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import torch
@@ -18,6 +18,7 @@ from tapeless.interop.targets import export_targets
 from tapeless.model.build import AnyModel
 from tapeless.model.params import count_params
 from tapeless.model.transformer import Transformer
+from tapeless.plugins import plugin_flags
 from tapeless.text import Row
 from tapeless.training.trainer import Trainer
 
@@ -115,8 +116,10 @@ def steps_text(trainer: Trainer) -> str:
 def optimizer_text(c: TrainConfig) -> str:
     last = c.lr / 10 if c.min_lr is None else c.min_lr
     rate = f"lr {c.lr:g}, {c.lr_schedule}" + ("" if c.lr_schedule == "constant" else f" to {last:g}")
-    optimizer = OPTIMIZERS[c.optimizer]
-    values = [(name, optimizer.config_options(c)[name]) for name in optimizer.options]
+    values = []
+    if c.optimizer in OPTIMIZERS:  # and not of a plugin that is not loaded
+        optimizer = OPTIMIZERS[c.optimizer]
+        values = [(name, optimizer.config_options(c)[name]) for name in optimizer.options]
     options = [name if value is True else f"{name} {value:g}" for name, value in values if value]
     clip = f"gradient norm clipped at {c.grad_clip:g}" if c.grad_clip else "no clipping"
     average = f"weights averaged with decay {c.ema_decay:g}" if c.ema_decay else ""
@@ -148,15 +151,18 @@ def try_command(run: Path, options: str = "--temperature 0.7") -> Row:
     return f"tapeless generate {path} {options}", "generate text"
 
 
-def next_commands(run: Path, ending: str, total_steps: int) -> list[Row]:
-    """Suggested commands and their purpose. ending: done, early, or anything else for a run that can be resumed."""
-    path = shlex.quote(str(run))
-    resume = (f"tapeless train resume {path}", "continue as if it had not been interrupted")
+def next_commands(run: Path, ending: str, total_steps: int, plugins: Mapping[str, str]) -> list[Row]:
+    """Suggested commands and their purpose. ending: done, early, or anything else for a run that can be resumed. plugins: those
+    that the run records."""
+    path, load = shlex.quote(str(run)), plugin_flags(plugins, training=False)
+    resume_path = path + plugin_flags(plugins, training=True)
+    resume = (f"tapeless train resume {resume_path}", "continue as if it had not been interrupted")
     if ending in ("done", "early"):
-        resume = (f"tapeless train resume {path} --max-steps {2 * total_steps}", "train for longer")
+        resume = (f"tapeless train resume {resume_path} --max-steps {2 * total_steps}", "train for longer")
+    command, what = try_command(run)
     others = [
-        try_command(run),
-        (f"tapeless eval {path} --checkpoint best", "evaluate on the whole validation text"),
+        (command + load, what),
+        (f"tapeless eval {path} --checkpoint best{load}", "evaluate on the whole validation text"),
     ]
     return [*others, resume] if ending in ("done", "early") else [resume, *others]
 

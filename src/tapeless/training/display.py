@@ -158,9 +158,8 @@ class Display:
             print()
             page = run / "report.html"
             rows = [("report", str(page))] if page.is_file() else []
-            lines = command_lines(
-                next_commands(run, ending, trainer.total_steps, required_plugins(trainer.model.config, trainer.config))
-            )
+            plugins = required_plugins(trainer.model.config, trainer.config)
+            lines = command_lines(next_commands(run, ending, trainer.total_steps, plugins))
             self.rows([*rows, ("run", str(run)), *(("", line) for line in lines)])
 
     def closing(self, trainer: Trainer, ending: str) -> list[Row]:

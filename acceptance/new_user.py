@@ -8,8 +8,8 @@ import contextlib
 import io
 import json
 import os
+import pty
 import re
-import select
 import shutil
 import subprocess
 import sys
@@ -115,23 +115,26 @@ def said(words: list[str]) -> tuple[int, str]:
 
 
 def gaps(words: list[str], environment: dict[str, str], *, until: str = "", limit: float = 600) -> tuple[float, float, str]:
-    """The longest silence of a command from its start to a line that contains `until`, by default to its end, when that came,
-    and its output."""
-    full = {**os.environ, "PYTHONUNBUFFERED": "1", **environment}
+    """The longest silence of a command in a terminal, from its start to a line that contains `until`, by default to its end;
+    when that came, and its output."""
     command = [sys.executable, "-m", "tapeless", *words]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=full)
-    assert process.stdout is not None
+    ours, terminal = pty.openpty()
     begin = last = time.monotonic()
+    process = subprocess.Popen(command, stdin=terminal, stdout=terminal, stderr=terminal, env={**os.environ, **environment})
+    os.close(terminal)
     longest, output = 0.0, b""
     while not (until and until.encode() in output) and last - begin < limit:
-        select.select([process.stdout], [], [])
-        piece = os.read(process.stdout.fileno(), 65536)
+        try:
+            piece = os.read(ours, 65536)
+        except OSError:  # the command has ended
+            piece = b""
         now = time.monotonic()
         longest, last, output = max(longest, now - last), now, output + piece
         if not piece:
             break
     process.kill()
     process.wait()
+    os.close(ours)
     return longest, last - begin, output.decode(errors="replace")
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 LOADING = "loading PyTorch"  # seconds, on a machine that has not loaded it for a while
-SILENT = 0.8  # seconds without a word
+SILENT = 0.6  # seconds without a word: less than the one second, since a busy machine wakes a thread late
 TICK = 0.1
 OFTEN, SELDOM = 120.0, 10.0  # of a long wait, how long there is a line a second, and how far apart they are then
 

@@ -91,7 +91,7 @@ MISTAKES = [
 LEAST = len(MISTAKES) - 2
 QUIET = ["--eval-windows", "2", "--sample-tokens", "4", "--no-verify", "--report-to", "none"]
 SHAPE = ["--hidden-dim", "16", "--num-layers", "1", "--num-heads", "2", "--intermediate-dim", "24", "--max-seq-len", "16"]
-SILENCE = 1.5  # seconds; the machine may be doing something else as well
+SILENCE = 1.0  # seconds
 COLD = [  # each without compiled kernels, from its start to its end
     "train new --preset qwen3-tiny --dataset-path my.txt --out-dir runs/cold --max-steps 12",
     "generate runs/cold --prompt The --max-tokens 20",

@@ -30,7 +30,7 @@ def measure(folder: Path) -> dict[int, int]:  # step -> bytes
             sizes[event["step"]] = resident()
 
     with Recorder(run, note) as record:
-        Trainer(make_model(config.model, train), train, data, run=RunDir(folder), on_event=record).run()
+        Trainer(make_model(config.model, train), train, data, run=RunDir(folder), on_event=record).run(display=None)
     return sizes
 
 

@@ -111,14 +111,14 @@ def check_slow(claims: Claims, folder: Path, expected: RunDir) -> None:
         "one warning reports it, with numbers",
         bound="one warning",
         measured="; ".join(told),
-        ok=len(told) == 1 and re.match(r"step \d+: training waited \d+\.\d s until", told[0]) is not None,
+        ok=len(told) == 1 and re.match(r"step \d+: training has waited \d+\.\d s for", told[0]) is not None,
     )
 
 
 def check_full(claims: Claims, folder: Path, expected: RunDir) -> None:
     run = RunDir(folder / "full-once")
     said = played(run, full(5, 5))
-    told = [warning for warning in warnings(run) if "training waited" not in warning]  # of a busy machine's disk
+    told = [warning for warning in warnings(run) if "training has waited" not in warning]  # of a busy machine's disk
     steps = sorted(checkpoints(run.checkpoints))
     claims.check(
         "a disk that is full for the checkpoint of step 5: a warning that names it, training continues, the next is written",

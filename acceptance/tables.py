@@ -7,6 +7,7 @@ python acceptance/tables.py --check   exit 1 if a region differs from the result
 import json
 import sys
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -184,28 +185,21 @@ def claims(*names: str) -> list[str]:
     return lines
 
 
+def measured(*names: str) -> str:
+    """The claims of scripts that ran on one machine."""
+    return "\n".join([*claims(*names), "", measured_on(result(names[0])["machine"])]) + "\n"
+
+
 def reworded(text: str) -> str:
     for old, new in REWORDED.items():
         text = text.replace(old, new)
     return text
 
 
-def report() -> str:
-    return "\n".join([*claims("report"), "", measured_on(result("report")["machine"])]) + "\n"
-
-
-def data() -> str:
-    return "\n".join([*claims("data_prepare"), "", measured_on(result("data_prepare")["machine"])]) + "\n"
-
-
 def logs() -> str:
     stored = result("logs")
     packages = f"wandb {stored['wandb']}, trackio {stored['trackio']}"
     return "\n".join([*claims("logs"), "", f"{measured_on(stored['machine']).removesuffix('.')}, {packages}."]) + "\n"
-
-
-def chat_tutorial() -> str:
-    return "\n".join([*claims("chat_tutorial"), "", measured_on(result("chat_tutorial")["machine"])]) + "\n"
 
 
 def start_up() -> str:
@@ -272,12 +266,13 @@ REGIONS = {
     ("docs/measured.md", "measured"): training,
     ("docs/settings.md", "settings"): settings,
     ("docs/errors.md", "catalogue"): catalogue,
-    ("docs/data.md", "measured"): data,
-    ("docs/report.md", "report"): report,
+    ("docs/data.md", "measured"): partial(measured, "data_prepare"),
+    ("docs/report.md", "report"): partial(measured, "report"),
     ("docs/report.md", "logs"): logs,
     ("docs/interop.md", "measured"): interop,
     ("docs/fine_tuning.md", "measured"): fine_tuning,
-    ("docs/tutorial_chat.md", "measured"): chat_tutorial,
+    ("docs/tutorial_chat.md", "measured"): partial(measured, "chat_tutorial"),
+    ("docs/python.md", "measured"): partial(measured, "python_users", "notebook"),
     ("docs/performance.md", "overview"): performance_tables.overview,
     ("docs/performance.md", "start-up"): start_up,
     ("docs/performance.md", "models"): performance_tables.models,

@@ -230,7 +230,7 @@ def test_an_optimizer_and_a_reporter_are_needed_to_resume_and_not_to_load(tmp_pa
     assert main(["train", "info", str(result.path)]) == 0
     info = capsys.readouterr().out
     assert "optimizer  mine, lr " in info
-    assert f"tapeless train resume {result.path} --plugin training.py --max-steps 4 " in info
+    assert f"tapeless train resume {result.path} --max-steps 4 --plugin training.py " in info
     assert "generate" in info
     assert info.count("--plugin") == 1  # the model needs none
     load_plugin(plugin)

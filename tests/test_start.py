@@ -50,3 +50,9 @@ def test_characters_that_the_output_cannot_have(tmp_path: Path):
     command = [sys.executable, "-m", "tapeless", "data", "sample", str(tmp_path / "data"), "--count", "1", "--tokens", "6"]
     shown = subprocess.run(command, capture_output=True, env=os.environ | {"PYTHONIOENCODING": "cp1252"}, check=True).stdout
     assert sorted(shown.strip()) == sorted("??üü€€".encode("cp1252"))
+
+
+def test_imports_are_frozen_only_in_a_process_of_a_command():
+    code = "import gc; from tapeless.start import *; {}; import json; freeze_imports(); print(gc.get_freeze_count() > 0)"
+    assert said(code.format("raise_gc_threshold()")) == ["True"]
+    assert said(code.format("pass")) == ["False"]

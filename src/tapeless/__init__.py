@@ -64,12 +64,14 @@ if TYPE_CHECKING:
     from tapeless.training.trainer import Trainer as Trainer
 
 
-def __getattr__(name: str) -> Any:
-    if name == "optim":
-        return import_module("tapeless.optim")
-    if name not in _HOMES:
-        raise AttributeError(f"module 'tapeless' has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+if not TYPE_CHECKING:  # which would take any name for one of ours
+
+    def __getattr__(name: str) -> Any:
+        if name == "optim":
+            return import_module("tapeless.optim")
+        if name not in _HOMES:
+            raise AttributeError(f"module 'tapeless' has no attribute {name!r}")
+        return getattr(import_module(_HOMES[name]), name)
 
 
 def __dir__() -> list[str]:

@@ -15,7 +15,7 @@ from pathlib import Path
 from threading import current_thread, main_thread
 from typing import Any
 
-from tapeless.config import KINDS, AnyModelConfig, Recipe, TrainConfig, preset_recipe, read_recipe
+from tapeless.config import FUNCTION, KINDS, AnyModelConfig, Recipe, TrainConfig, preset_recipe, read_recipe
 from tapeless.data.prepare import Dataset, open_prepared
 from tapeless.errors import ConfigError, GradientError, TapelessError
 from tapeless.estimate.disk import disk_of
@@ -25,7 +25,10 @@ from tapeless.model.build import AnyModel
 from tapeless.progress import busy
 from tapeless.report.reporters import Reporters, check_packages
 from tapeless.training.display import Display, make_display
+from tapeless.training.functions import Batches, Schedule, check_functions
+from tapeless.training.imported import generation_of
 from tapeless.training.init_from import load_initial_weights, resolve_recipe
+from tapeless.training.loading import attach_tokenizer
 from tapeless.training.metrics_log import copied, read_metrics
 from tapeless.training.output import ignore_write_errors
 from tapeless.training.phases import Phases
@@ -62,7 +65,7 @@ class TrainResult:
     """How a run ended."""
 
     path: Path  # the run directory
-    model: AnyModel
+    model: AnyModel  # with its tokenizer: result.model.generate("text")
     reason: str  # done | early (--patience) | stopped (resumable)
     step: int
     loss: float | None  # of the last step; None if no step was taken
@@ -79,6 +82,8 @@ def train(
     data: Dataset | str | Path | None = None,
     *,
     out_dir: str | Path | None = None,
+    batches: Batches | None = None,
+    lr_schedule: str | Schedule | None = None,
     callbacks: Iterable[Callback] | None = None,
     display: str | None = "auto",
     skip_resource_check: bool = False,
@@ -90,23 +95,34 @@ def train(
 
     config: a preset's name, the path of a TOML file, a ModelConfig, or a pair (ModelConfig, TrainConfig). data: what
     dataset_path takes, or a Dataset; default the dataset_path or corpus of the settings. out_dir: default runs/NAME, NAME being
-    that of the preset, or `name`. callbacks: called with every event; one that returns tapeless.STOP stops the run. display:
-    auto (live in a terminal, else plain lines), plain, json, or None. skip_resource_check: only warn if memory or disk do not
-    suffice. phases: continued by those of this start, for the event `start`. settings: fields of TrainConfig or of the model's
-    configuration, such as max_steps=200, lr=1e-3, num_layers=2.
+    that of the preset, or `name`. batches: a function step -> (tokens, targets), or an iterable of such pairs, to train on in
+    place of the training part of data; the rest of data remains for the tokenizer, validation, baselines and samples.
+    lr_schedule: the name of a schedule, or a function step -> learning rate; step is 0 at first. callbacks: called with every
+    event; one that returns tapeless.STOP stops the run. display: auto (live in a terminal or notebook, else plain lines),
+    plain, json, or None. skip_resource_check: only warn if memory or disk do not suffice. phases: continued by those of this
+    start, for the event `start`. settings: fields of TrainConfig or of the model's configuration, such as max_steps=200,
+    lr=1e-3, num_layers=2.
 
     The run is stopped by a callback, by max_time, and in the main thread by SIGINT and SIGTERM: it saves a checkpoint and can
-    be resumed. An exception in a callback stops it in the same way, and is raised once the checkpoint is written."""
+    be resumed. An exception in a callback, in batches or in lr_schedule stops it in the same way, and is raised once the
+    checkpoint is written."""
     user, phases = _Callbacks(callbacks), phases or Phases()
     found, recipe = _recipe(config)
     if data is not None:
         settings["dataset_path"] = str(_folder(data) if isinstance(data, Dataset) else data)
     if out_dir is not None:
         settings["out_dir"] = str(out_dir)
+    schedule = _schedule(lr_schedule, settings)
     of_model = {key: settings.pop(key) for key in [f.name for f in fields(KINDS[recipe.kind])] if key in settings}
     recipe = recipe._replace(model={**recipe.model, **of_model}, train={**recipe.train, **settings})
     name = name or found
+    if batches is not None and not recipe.train.keys() & {"dataset_path", "corpus"}:
+        raise ConfigError(
+            "batches replace the training part of the data only: pass data too, for the tokenizer, the validation loss, the "
+            "baselines and the samples"
+        )
     model_config, train_config = resolve_recipe(recipe)
+    check_functions(train_config, batches, schedule)
     model_config, vocabulary = infer_vocab_size(recipe, model_config, train_config)
     if train_config.init_from:
         name = Path(train_config.init_from).resolve().name
@@ -125,10 +141,11 @@ def train(
             shown.warn(str(error))
         phases.end("resource check")
         with busy("reading and tokenizing the data"):
-            run, run_config, dataset = create_run(model_config, train_config, path, sys.argv)
+            facts = {} if batches is None else {"batches": FUNCTION}
+            run, run_config, dataset = create_run(model_config, train_config, path, sys.argv, facts)
         phases.end("data")
         try:
-            return _train(run, run_config, dataset, shown, user, phases)
+            return _train(run, run_config, dataset, shown, user, phases, batches, schedule)
         except Exception as error:
             if not has_progress(run) and not isinstance(error, GradientError):
                 shutil.rmtree(run.path, ignore_errors=True)
@@ -138,6 +155,8 @@ def train(
 def resume(
     path: str | Path,
     *,
+    batches: Batches | None = None,
+    lr_schedule: str | Schedule | None = None,
     callbacks: Iterable[Callback] | None = None,
     display: str | None = "auto",
     fallback: bool = True,
@@ -146,18 +165,26 @@ def resume(
 ) -> TrainResult:
     """Continue a run from its newest checkpoint; on the same machine the result is bit for bit that of an uninterrupted run.
 
-    fallback: use the checkpoint before a damaged one. overrides: fields of TrainConfig to change, such as max_steps=400 or
-    device="cpu"; they are recorded in the run. callbacks, display, phases: as for train()."""
+    path: the run's directory. batches, lr_schedule: a run that was trained with functions needs them again, and refuses those
+    that give something else for its last step; an iterable is skipped up to there. fallback: use the checkpoint before a
+    damaged one. overrides: fields of TrainConfig to change, such as max_steps=400 or device="cpu"; they are recorded in the
+    run. callbacks, display, phases: as for train()."""
     user, phases = _Callbacks(callbacks), phases or Phases()
+    schedule = _schedule(lr_schedule, overrides)
     run = RunDir.open(path)
     config, changes = resume_config(run, overrides)
+    if ("batches" in config.functions) != (batches is not None):
+        needed = "the batches of a Python function or iterable: pass it again, tapeless.resume(PATH, batches=FUNCTION)"
+        raise ConfigError(f"{path} is trained on {needed if batches is None else 'prepared data: leave out batches'}")
+    check_functions(config.train, batches, schedule)
     check_packages(config.train.report_to)
     shown = make_display(display, config.train.log_every)
     with process_settings(config.train):
         with busy("opening the data"):
             data = open_prepared(run.path)
         phases.end("data")
-        return _train(run, config, data, shown, user, phases, resume=True, fallback=fallback, changes=changes)
+        options: dict[str, Any] = {"resume": True, "fallback": fallback, "changes": changes}
+        return _train(run, config, data, shown, user, phases, batches, schedule, **options)
 
 
 def _recipe(config: Config) -> tuple[str, Recipe]:
@@ -176,6 +203,20 @@ def _recipe(config: Config) -> tuple[str, Recipe]:
         )
     kind = next(kind for kind, cls in KINDS.items() if type(model) is cls)
     return "model", Recipe(kind, asdict(model), set_fields(train) if train else {})
+
+
+def _schedule(given: str | Schedule | None, settings: dict[str, Any]) -> Schedule | None:
+    """The caller's own schedule, if it is one; records in the settings which it is."""
+    if given is None or isinstance(given, str):
+        settings |= {} if given is None else {"lr_schedule": given}
+        return None
+    for name in ("lr", "min_lr", "warmup_steps"):
+        if name in settings:
+            raise ConfigError(
+                f"{name} has no effect if lr_schedule is a function, which decides the learning rate: leave it out"
+            )
+    settings["lr_schedule"] = FUNCTION
+    return given
 
 
 def _folder(data: Dataset) -> Path:
@@ -221,6 +262,8 @@ def _train(
     display: Display,
     user: _Callbacks,
     phases: Phases,
+    batches: Batches | None,
+    schedule: Schedule | None,
     *,
     resume: bool = False,
     fallback: bool = True,
@@ -244,6 +287,8 @@ def _train(
             before_save=record.log.sync,
             stopped=lambda: user.stop or signals.requested(),
             base=config.data.get("base_sha256") if config.train.lora else None,
+            batches=batches,
+            lr_schedule=schedule,
         )
         if resume:
             restore_trainer(trainer, record, fallback=fallback, on_warning=display.warn)
@@ -280,13 +325,14 @@ def _train(
             first_step.enter_context(busy("taking the first step"))
             record.listeners.insert(0, lambda event: first_step.close())
             try:
-                reason = trainer.run()
+                reason = trainer.run(display=None)
             finally:
                 record.deliver()
         record({"event": "end", "step": trainer.steps, "reason": reason, "time": time.time()})
         display.close(run.path, trainer, reason)
     if user.error is not None:
         raise user.error
+    attach_tokenizer(model, data.tokenizer, generation_of(run, data.tokenizer))
     losses = trainer.last_loss, trainer.last_val_loss, trainer.best_val_loss
     return TrainResult(run.path, model, reason, trainer.steps, *losses)
 
@@ -298,7 +344,7 @@ def _say_what_changes(trainer: Trainer, changes: Sequence[Change], display: Disp
         display.warn(f"all {step:,} steps are done already; --max-steps {2 * step} trains for longer")
         return
     old = {change.name: change.old for change in changes if change.table == "train"}
-    if not step or not old:
+    if not step or not old or FUNCTION in (old.get("lr_schedule"), trainer.config.lr_schedule):
         return
     before = planned_rate(replace(trainer.config, **old), step - 1, trainer.loader.num_windows, trainer.samples)
     rate = trainer.learning_rate(step)

@@ -15,10 +15,11 @@ def raise_gc_threshold() -> None:
     gc.set_threshold(OBJECTS)
 
 
-def skip_last_collection() -> None:
-    """Python collects once more when it ends. Among what torch and Numba left that takes half a second, in which a command that
-    has said everything seems to hang."""
-    gc.freeze()
+def freeze_imports() -> None:
+    """What imports allocated lives as long as the process: from here on no collection walks it, which between two steps takes a
+    quarter of a second, and after the last word of a command more. Only where this process runs a command."""
+    if gc.get_threshold()[0] == OBJECTS:
+        gc.freeze()
 
 
 def print_any_character() -> None:

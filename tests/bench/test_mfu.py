@@ -2,9 +2,10 @@
 
 import pytest
 
-from tapeless.bench.summary import peak_of, utilization
+from tapeless.bench.summary import utilization
 from tapeless.bench.task import Task
 from tapeless.config import ModelConfig, TrainConfig
+from tapeless.config.hardware import bf16_peak
 from tapeless.model.build import step_flops
 
 MODEL = ModelConfig(vocab_size=10, hidden_dim=8, num_layers=2, num_heads=2, intermediate_dim=6, max_seq_len=5)
@@ -22,9 +23,10 @@ def test_flops_by_hand(tied: bool):
 
 
 def test_peaks():
-    assert peak_of("NVIDIA H100 80GB HBM3") == 989e12
-    assert peak_of("NVIDIA A100-SXM4-80GB") == 312e12
+    assert bf16_peak("NVIDIA H100 80GB HBM3") == 989e12
+    assert bf16_peak("NVIDIA A100-SXM4-80GB") == 312e12
+    assert bf16_peak("NVIDIA GeForce RTX 4090") == 165e12
     slower = ("NVIDIA H100 PCIe", "NVIDIA H100 NVL", "NVIDIA A100-PCIE-40GB", "NVIDIA H100 80GB HBM3 MIG 1g.10gb")
-    for unknown in (*slower, "NVIDIA GeForce RTX 4090", "A1000"):
-        assert peak_of(unknown) is None
+    for unknown in (*slower, "NVIDIA GeForce RTX 4090 Laptop GPU", "NVIDIA GeForce GTX 1080", "A1000"):
+        assert bf16_peak(unknown) is None
         assert utilization(Task("ours", MODEL, TrainConfig(seq_len=5)), 1.0, unknown) is None

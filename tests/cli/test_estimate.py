@@ -61,13 +61,13 @@ def test_epochs_are_counted_in_the_data(text_file: Path, capsys: pytest.CaptureF
 @pytest.fixture
 def little(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
     name, size = request.param
-    monkeypatch.setattr(fit, name, lambda where: size)
+    monkeypatch.setattr(fit, name, lambda *where: size)
 
 
 @pytest.mark.parametrize(
     ("little", "code", "words"),
     [
-        (("available_bytes", 1000), "TOO_LARGE", "choose a smaller model"),
+        (("room_of", 1000), "TOO_LARGE", "choose a smaller model"),
         (("free_disk", 1000), "DISK_FULL", "not enough space on the disk"),
     ],
     indirect=["little"],
@@ -119,3 +119,24 @@ def test_examples_are_counted_as_they_are_trained_on(tmp_path: Path, capsys: pyt
 def estimated(capsys: pytest.CaptureFixture, *words: str) -> dict:
     assert main(["estimate", *words]) == 0
     return json.loads(capsys.readouterr().out)
+
+
+def test_a_gpu_that_is_not_here(capsys: pytest.CaptureFixture):
+    assert main(["estimate", *SMALL, "--device", "h100", "--dtype", "bfloat16", "--ops", "triton"]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    said = " ".join(out.split())
+    for words in ("bfloat16 on h100, ops triton", "of the 78.6 GiB that are free: it fits", "the largest that fits: "):
+        assert words in said
+    assert "computed, not measured: FLOPs by the peak of h100" in said
+    assert "are free for" not in said  # its disk is not known
+
+
+def test_too_little_memory_elsewhere(capsys: pytest.CaptureFixture):
+    assert main(["estimate", *SMALL, "--memory", "70MB", "--ops", "triton"]) == 2
+    said = " ".join(capsys.readouterr().out.split())
+    assert "are free on a GPU with 70MB" in said
+    assert "the largest that fits: 0 x 16" in said
+    assert "time not known: the time depends on the GPU; name one" in said
+    assert main(["estimate", *SMALL, "--memory", "much"]) == 2
+    assert capsys.readouterr().err.startswith("error[CONFIG]: memory is 'much'")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tapeless.data import files
 from tapeless.data.files import atomic_write, readable_json, unused, write_json, write_synced
 from tapeless.errors import WriteError
 
@@ -45,3 +46,23 @@ def test_a_name_that_is_taken_is_not_used_again(tmp_path: Path):
     assert unused(tmp_path / "a.damaged").name == "a.damaged-1"
     (tmp_path / "a.damaged-1").mkdir()
     assert unused(tmp_path / "a.damaged").name == "a.damaged-2"
+
+
+def test_a_large_file_is_hashed_and_synced_beside_its_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    chunks, synced = [bytes([i]) * (i % 5) for i in range(40)], []
+    expected = write_synced(tmp_path / "file", chunks)
+    monkeypatch.setattr(files, "LARGE", 3)
+    monkeypatch.setattr(files, "SYNCED", 20)
+    (tmp_path / "again").mkdir()
+    with monkeypatch.context() as patch:
+        patch.setattr(files.os, "fsync", synced.append)
+        assert write_synced(tmp_path / "again" / "file", chunks) == expected
+    assert (tmp_path / "again" / "file").read_bytes() == b"".join(chunks)
+    assert len(synced) == 4 + 1  # of 80 bytes: after each 20 and at the end
+
+    def fail(descriptor: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(files.os, "fsync", fail)
+    with pytest.raises(OSError, match="Input/output error"):
+        write_synced(tmp_path / "failed", chunks)

@@ -9,8 +9,9 @@ from tapeless.config import ModelConfig, SimpleLMConfig, TrainConfig
 from tapeless.errors import DiskError, TooLargeError
 from tapeless.estimate import fit
 from tapeless.estimate.disk import Disk, disk_of
-from tapeless.estimate.fit import changes_that_fit, resource_errors
+from tapeless.estimate.fit import changes_that_fit, largest_batch, resource_errors
 from tapeless.estimate.memory import memory_of
+from tapeless.estimate.target import Target
 
 pytest.importorskip("numba")
 
@@ -59,7 +60,7 @@ def test_nothing_fits_into_nothing():
 
 @pytest.fixture
 def plenty(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fit, "available_bytes", lambda device: 2**40)
+    monkeypatch.setattr(fit, "room_of", lambda *where: 2**40)
     monkeypatch.setattr(fit, "free_disk", lambda path: 2**40)
 
 
@@ -70,7 +71,7 @@ def test_what_fits_meets_no_obstacle(plenty: None, tmp_path: Path):
 
 def test_too_large_says_the_numbers_and_what_would_fit(plenty: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     memory = memory_of(MODEL, TRAIN)
-    monkeypatch.setattr(fit, "available_bytes", lambda device: memory.peak - 1)
+    monkeypatch.setattr(fit, "room_of", lambda *where: memory.peak - 1)
     (found,) = resource_errors(MODEL, TRAIN, memory, Disk(1, 1, 1), tmp_path)
     assert isinstance(found, TooLargeError)
     assert (found.code, found.exit_status) == ("TOO_LARGE", 2)
@@ -82,7 +83,7 @@ def test_too_large_says_the_numbers_and_what_would_fit(plenty: None, monkeypatch
         "--skip-resource-check",
     ):
         assert words in str(found)
-    monkeypatch.setattr(fit, "available_bytes", lambda device: 1000)
+    monkeypatch.setattr(fit, "room_of", lambda *where: 1000)
     (found,) = resource_errors(MODEL, TRAIN, memory, Disk(1, 1, 1), tmp_path)
     assert "choose a smaller model" in str(found)
 
@@ -95,3 +96,18 @@ def test_a_full_disk(plenty: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     assert isinstance(found, DiskError)
     assert (found.code, found.exit_status) == ("DISK_FULL", 2)
     assert "4 checkpoints of" in str(found)
+
+
+def test_the_largest_batch_fits_and_one_row_more_does_not():
+    train = replace(TRAIN, device="cuda", dtype="bfloat16", ops="triton")
+    room, gpu = 200 * 2**20, Target("a GPU", 10**12)
+    rows = largest_batch(MODEL, train, room, gpu)
+    fits, more = (memory_of(MODEL, replace(train, batch_size=n), gpu).peak for n in (rows, rows + 1))
+    assert fits <= room < more
+    assert largest_batch(MODEL, train, 1000, Target("a GPU", 1000)) == 0
+
+
+def test_the_disk_of_another_machine_is_not_judged(plenty: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setattr(fit, "free_disk", lambda path: 0)
+    memory = memory_of(MODEL, TRAIN)
+    assert resource_errors(MODEL, TRAIN, memory, Disk(1, 1, 1), tmp_path, Target("cpu with 24GB", 10**12)) == []

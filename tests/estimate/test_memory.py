@@ -1,6 +1,8 @@
 """Memory by part: the parts are the peak, and a real process measures about that."""
 
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -9,8 +11,10 @@ from tapeless.bench.task import Task
 from tapeless.config import ModelConfig, TrainConfig
 from tapeless.estimate import memory
 from tapeless.estimate.memory import MIB, memory_of
+from tapeless.estimate.target import Target
 from tapeless.kernels.workspace import LARGEST_CAPTURE
 
+RESULTS = Path(__file__).parents[2] / "bench" / "results"
 MODEL = ModelConfig(vocab_size=8000, hidden_dim=256, num_layers=4, num_heads=4, intermediate_dim=688, max_seq_len=128)
 TRAIN = TrainConfig(batch_size=16, seq_len=128, ops="cpu", lr=1e-4)
 
@@ -76,6 +80,27 @@ def test_the_copy_of_a_checkpoint_counts_but_no_run_is_refused_for_it():
     params = found.parts["parameters"]
     assert found.checkpoint == pytest.approx(4 * params, rel=1e-3)  # weights, two moments, their average
     assert found.saving == found.peak + found.checkpoint
+
+
+def test_a_gpu_takes_what_was_measured_on_one():
+    """Within 3 % of a measured step; acceptance/estimate_elsewhere.py does it for all of them."""
+    measured = json.loads((RESULTS / "cuda-llama-124m.json").read_text())
+    row = next(row for row in measured["contenders"] if (row["contender"], row["dtype"]) == ("ours", "bfloat16"))
+    train = TrainConfig(
+        batch_size=measured["batch_size"], seq_len=measured["seq_len"], dtype="bfloat16", device="cuda", ops="triton"
+    )
+    found = memory_of(ModelConfig(**measured["model"]), train, Target("h200", 10**12))
+    assert found.phases["training step"] == pytest.approx(row["reserved_bytes"], rel=0.03)
+    assert sum(found.parts.values()) == found.phases["training step"]
+    assert (found.ops, found.device, found.process) == ("triton", "h200", 0)
+
+
+def test_a_gpu_keeps_the_memory_of_a_graph_while_it_evaluates():
+    """A step with dropout is no graph, and leaves its memory to the evaluation."""
+    train, gpu = replace(TRAIN, device="cuda", dtype="bfloat16", ops="triton"), Target("a GPU", 10**12)
+    captured, eager = (memory_of(replace(MODEL, dropout=dropout), train, gpu) for dropout in (0.0, 0.1))
+    kept = captured.parts["saved activations"]
+    assert captured.phases["evaluation"] - eager.phases["evaluation"] > kept
 
 
 @pytest.mark.slow

@@ -50,7 +50,7 @@ def test_it_ends_at_the_ids_of_the_model_or_at_others(model: Transformer):
     assert list(ended) == whole[: whole.index(whole[3])]
     assert ended.finish_reason == "stop"
     assert model.generate([5], max_tokens=9, sampling=DRAWN) == [5, *ended.tokens]
-    assert list(model.stream([5], max_tokens=9, sampling=DRAWN, stop=())) == whole
+    assert list(model.stream([5], max_tokens=9, sampling=DRAWN, stop_ids=())) == whole
 
 
 def test_it_ends_before_a_stop_string(model: Transformer):
@@ -61,6 +61,10 @@ def test_it_ends_before_a_stop_string(model: Transformer):
     assert "".join(stream) == whole[: whole.index(stop)]
     assert stream.finish_reason == "stop"
     assert len(stream.tokens) < 40
+    assert model.generate("né", max_tokens=40, sampling=DRAWN, stop=stop) == "né" + whole[: whole.index(stop)]
+    assert "".join(model.stream("né", max_tokens=40, sampling=DRAWN, stop=["not in it", stop])) == whole[: whole.index(stop)]
+    with pytest.raises(InputError, match="pass stop_ids"):
+        model.generate(ids, stop=stop)
 
 
 def test_only_ids_of_the_tokenizer_are_drawn(model: Transformer):
@@ -91,7 +95,15 @@ def test_it_asks_before_every_token_whether_it_is_cancelled(model: Transformer):
     assert (stream.finish_reason, len(stream.tokens)) == ("cancelled", 2)
 
 
+def test_a_text_is_enough(model: Transformer):
+    model.sampling = Sampling(temperature=0)
+    greedy = model.generate([5], max_tokens=200, sampling=Sampling(temperature=0))
+    assert model.generate("\x05") == model.tokenizer.decode(greedy)
+    assert model.generate(iter([5])) == greedy
+
+
 def test_a_text_needs_a_tokenizer(model: Transformer):
-    model.tokenizer = None
+    model._tokenizer = None
     with pytest.raises(InputError, match="no tokenizer"):
         model.stream("text", max_tokens=1)
+    assert len(model.generate([5], max_tokens=1)) == 2

@@ -1,5 +1,7 @@
 """Dry ops against the kernels themselves: after a dry step the workspace holds the bytes that it holds after a real one."""
 
+import subprocess
+import sys
 from dataclasses import replace
 from importlib import import_module
 
@@ -122,6 +124,34 @@ def test_a_block_returns_when_its_last_view_is_freed():
     assert (ws.lent, ws.idle) == (0, 80_000)
     again = ws.empty((200, 100), torch.float32)
     assert (ws.lent, ws.allocated, again.shape) == (80_000, 80_000, (200, 100))
+
+
+WITHOUT_TRITON = """
+import sys
+if sys.argv[1] == "hidden":
+    sys.modules["triton"] = None
+from tapeless.config import ModelConfig, TrainConfig
+from tapeless.estimate.dry_run import dry_run, kernel_bytes
+model = ModelConfig(num_layers=2, hidden_dim=128, num_heads=2, num_kv_heads=1, max_seq_len=256)
+for ops, dtype in (("triton", "bfloat16"), ("triton-fp8", "fp8")):
+    train = TrainConfig(batch_size=4, seq_len=256, dtype=dtype, device="cuda")
+    print(dry_run(model, train, ops), kernel_bytes(model, train))
+try:
+    import tapeless.kernels.triton.ops
+    print("is here", file=sys.stderr)
+except ImportError:
+    print("is not here", file=sys.stderr)
+"""
+
+
+def test_launchers_without_triton_allocate_and_move_the_same():
+    """And nothing else takes it for installed."""
+    pytest.importorskip("triton")
+    command = [sys.executable, "-c", WITHOUT_TRITON]
+    runs = [subprocess.Popen([*command, word], stdout=-1, stderr=-1, text=True) for word in ("hidden", "shown")]
+    (hidden, no), (shown, yes) = (run.communicate() for run in runs)
+    assert hidden == shown != ""
+    assert (no.strip(), yes.strip()) == ("is not here", "is here")
 
 
 def test_other_sets_have_no_dry_variant():

@@ -1,5 +1,9 @@
 """What all optimizers share: which buffers they take, what decays, and the state by name."""
 
+import re
+import sys
+from inspect import signature
+
 import pytest
 import torch
 from optim_fixtures import draw_gradients, gaps, small_model
@@ -106,6 +110,40 @@ def test_the_state_goes_out_by_name_and_comes_back(kind: type[FlatOptimizer]):
     for key in one.state:
         assert two.state[key].equal(one.state[key])
         assert not gaps(first, one.state[key]).any()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_rate_given_to_a_step_is_kept(kind: type[FlatOptimizer]):
+    first, second = small_model(), small_model()
+    one, two = kind(first.params, first.grads, lr=0.5), kind(second.params, second.grads)
+    for step, lr in enumerate((None, 0.01, None)):
+        draw_gradients(first, step)
+        draw_gradients(second, step)
+        one.step(lr)
+        two.lr = 0.5 if step == 0 else 0.01
+        two.step()
+    assert one.lr == 0.01
+    assert first.store.flat.equal(second.store.flat)
+    with pytest.raises(ConfigError, match="lr must be 0 or more"):
+        one.step(-1.0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_argument_is_in_the_signature_and_in_its_docstring(kind: type[FlatOptimizer]):
+    parameters = signature(kind).parameters
+    assert all(p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) for p in parameters.values())
+    described = " ".join(c.__init__.__doc__ or "" for c in kind.__mro__)
+    assert [name for name in parameters if not re.search(rf"\b{name}\b", described)] == []
+    assert kind.__doc__ == sys.modules[kind.__module__].__doc__
+
+
+@pytest.mark.parametrize("option", ["lr", "weight_decay", "beta1", "beta2", "momentum"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_arguments_out_of_range_are_refused(kind: type[FlatOptimizer], option: str):
+    model = small_model()
+    if option in signature(kind).parameters:
+        with pytest.raises(ConfigError, match=option):
+            kind(model.params, model.grads, **{option: -0.1})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("kind", KINDS)

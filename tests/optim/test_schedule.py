@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 
-from tapeless.config import TrainConfig
+from tapeless.config import FUNCTION, TrainConfig
 from tapeless.optim.schedule import SHAPES, learning_rate
 
 LR, MIN = 0.3, 0.03
@@ -20,7 +20,7 @@ def rates(schedule: str, total: int = 101, warmup: int = 0, lr: float = LR, min_
 
 
 def test_the_kinds_are_those_of_the_configuration():
-    assert set(TrainConfig.__dataclass_fields__["lr_schedule"].metadata["choices"]) == SHAPES.keys()
+    assert set(TrainConfig.__dataclass_fields__["lr_schedule"].metadata["choices"]) == {*SHAPES, FUNCTION}
 
 
 @pytest.mark.parametrize("schedule", SHAPES)

@@ -76,7 +76,7 @@ def play(
         )
         if resume:
             restore_trainer(trainer, record, fallback=True, on_warning=lambda text: None)
-        return trainer.run(), trainer
+        return trainer.run(display=None), trainer
 
 
 def events(

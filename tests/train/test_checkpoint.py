@@ -302,3 +302,12 @@ def test_a_state_from_before_a_field_came_is_whole(folder: Path):
 def test_tensor_files_are_as_readable_as_the_others(folder: Path):
     modes = {(folder / "step-00000030" / name).stat().st_mode for name in FILES}
     assert len(modes) == 1
+
+
+def test_large_files_are_written_at_the_same_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    given = {"w": torch.randn(30, 5), "b": torch.randn(7)}, {"exp_avg": {"w": torch.randn(30, 5)}}
+    expected = save_checkpoint(tmp_path / "a", *given, state_at(3))
+    monkeypatch.setattr(checkpoint, "AT_ONCE", 0)
+    found = save_checkpoint(tmp_path / "b", *given, state_at(3))
+    names = ("model.safetensors", "optim.safetensors", "state.json", "MANIFEST.json")
+    assert [(found / name).read_bytes() for name in names] == [(expected / name).read_bytes() for name in names]

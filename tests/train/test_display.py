@@ -4,6 +4,7 @@ import io
 import json
 import sys
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -13,7 +14,17 @@ from tapeless.config import ModelConfig, SimpleLMConfig
 from tapeless.data.baselines import Baselines
 from tapeless.data.chat import CHATML, write_template
 from tapeless.training import display as display_module
-from tapeless.training.display import Display, JsonDisplay, LiveDisplay, Progress, curve, framed, make_display, memory
+from tapeless.training.display import (
+    Display,
+    JsonDisplay,
+    LiveDisplay,
+    NotebookDisplay,
+    Progress,
+    curve,
+    framed,
+    make_display,
+    memory,
+)
 from tapeless.training.runs import make_model
 from tapeless.training.summary import decay_groups, duration, introduction, model_text, next_commands, readable
 from tapeless.training.trainer import Trainer
@@ -210,6 +221,73 @@ def test_what_happened_stands_above_and_the_cursor_stays_visible():
         assert words in printed
 
 
+class Notebook(ModuleType):
+    """What IPython is to a notebook: a shell with a kernel, and areas that can be updated."""
+
+    def __init__(self) -> None:
+        super().__init__("IPython.display")
+        self.shown: list[dict[str, str]] = []
+
+    def get_ipython(self) -> object:
+        return SimpleNamespace(kernel=None)
+
+    def display(self, content: dict[str, str], *, raw: bool, display_id: bool) -> object:
+        assert (raw, display_id) == (True, True)
+        self.shown.append(content)
+        return SimpleNamespace(update=lambda content, *, raw: self.shown.append(content))
+
+
+@pytest.fixture
+def notebook(monkeypatch: pytest.MonkeyPatch) -> Notebook:
+    found = Notebook()
+    monkeypatch.setitem(sys.modules, "IPython", found)
+    monkeypatch.setitem(sys.modules, "IPython.display", found)
+    monkeypatch.setattr(display_module, "UPDATE", 0.0)
+    return found
+
+
+def test_a_notebook_has_one_area_that_is_updated(trainer: Trainer, notebook: Notebook, capsys: pytest.CaptureFixture):
+    assert trainer.run() == "done"
+    first, *updates, last = [content["text/plain"].splitlines() for content in notebook.shown]
+    assert first == ["first step …"]
+    assert [int(lines[1].split()[0]) for lines in (*updates, last)] == [*range(1, 13), 12]
+    assert 'value="12" max="12"' in notebook.shown[-1]["text/html"]
+    out = capsys.readouterr().out
+    assert f"validation {trainer.last_val_loss:.4f}" in out
+    assert "tokens/s" not in out
+
+
+def test_the_area_of_a_notebook_is_updated_a_few_times_a_second(
+    trainer: Trainer, notebook: Notebook, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(display_module, "UPDATE", 1e9)
+    trainer.run()
+    assert len(notebook.shown) == 2  # the first, and the last step
+
+
+def test_ipython_in_a_terminal_is_no_notebook(notebook: Notebook, monkeypatch: pytest.MonkeyPatch):
+    assert type(make_display("auto", 1)) is NotebookDisplay
+    monkeypatch.setattr(notebook, "get_ipython", lambda: SimpleNamespace())
+    assert type(make_display("auto", 1)) is Display
+    monkeypatch.setattr(notebook, "get_ipython", lambda: None)  # imported, but nobody runs it
+    assert type(make_display("auto", 1)) is Display
+
+
+def test_the_loop_alone_shows_its_progress_too(trainer: Trainer, capsys: pytest.CaptureFixture):
+    seen: list[str] = []
+    trainer.on_event = lambda event: seen.append(event["event"])
+    trainer.run()
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1].split()[:2] == ["step", "loss"]
+    assert [line.split()[0] for line in lines if " s " in line] == ["1", "10", "12"]  # left
+    assert seen.count("step") == 12
+
+
+def test_or_not(trainer: Trainer, capsys: pytest.CaptureFixture):
+    trainer.run(display=None)
+    assert capsys.readouterr().out == ""
+
+
 def test_a_failure_ends_the_live_display():
     shown, _ = live()
     with pytest.raises(ValueError, match="boom"), shown:
@@ -292,7 +370,7 @@ def test_the_next_commands_parse(name: str, tmp_path: Path):
     if name == "chat":
         write_template(run, CHATML)
     for ending in ("done", "early", "stopped", "interrupted", "diverged"):
-        commands = [shlex.split(command)[1:] for command, _ in next_commands(run, ending, 100, {})]
+        commands = [shlex.split(command)[1:] for command, _ in next_commands(run, ending, 100)]
         assert [name, str(run)] in [words[:2] for words in commands]
         for words in commands:
             build_parser().parse_args(words)

@@ -357,3 +357,26 @@ def test_a_run_of_an_earlier_version_goes_on(tmp_path: Path):
     assert (ending, trainer.resumed_from) == ("done", 4)
     names = {"model.safetensors", "optim.safetensors"}  # the losses that the guard has not seen are not in its state
     assert all(final_bytes(run)[name] == final_bytes(expected)[name] for name in names)
+
+
+def test_events_of_a_step_that_are_emitted_during_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """As on a GPU: the same lines, each before the checkpoint of its step, also of a run that was stopped."""
+    expected = unbroken(tmp_path, "float32")
+    ordered: list[dict[str, Any]] = []
+    original = trainer.Trainer.run
+
+    def late(self: trainer.Trainer) -> str:
+        self.reports_late = True
+        return original(self)
+
+    monkeypatch.setattr(trainer.Trainer, "run", late)
+    run = begin_same(tmp_path, "float32", "late")
+    assert play(run, stopped=lambda trainer: trainer.steps == 5, on_event=ordered.append)[0] == "stopped"
+    assert play(run, resume=True, on_event=ordered.append)[0] == "done"
+    kinds = ("step", "layer_stats", "eval", "sample")
+    assert events(run, kinds) == events(expected, kinds)
+    assert final_bytes(run) == final_bytes(expected)
+    seen = {event["step"]: i for i, event in enumerate(ordered) if event["event"] == "step"}
+    due = [(i, event["step"]) for i, event in enumerate(ordered) if event["event"] in ("eval", "sample", "checkpoint")]
+    assert due
+    assert all(seen[step] < i for i, step in due)

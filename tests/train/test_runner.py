@@ -53,7 +53,9 @@ def test_the_command_and_the_function_give_the_same_run(tmp_path: Path):
     evals = [event for event in result.events() if event["event"] == "eval"]
     assert (result.loss, result.val_loss) == (steps[-1]["loss"], evals[-1]["val_loss"])
     assert result.best_val_loss == min(event["val_loss"] for event in evals)
-    assert torch.equal(tapeless.load(tmp_path / "a").store.flat, result.model.store.flat)
+    loaded = tapeless.load(tmp_path / "a")
+    assert torch.equal(loaded.store.flat, result.model.store.flat)
+    assert loaded.generate("the ", max_tokens=8) == result.model.generate("the ", max_tokens=8)
 
 
 def test_a_callback_sees_every_event_and_cannot_change_them(tmp_path: Path):

@@ -13,8 +13,8 @@ import torch
 
 from tapeless.bench.contenders import Ours
 from tapeless.bench.task import Task
-from tapeless.config import ModelConfig, TrainConfig
-from tapeless.estimate.dry_run import dry_step
+from tapeless.config import ModelConfig
+from tapeless.estimate.dry_run import kernel_bytes
 from tapeless.training.fastest import clock
 
 PRODUCTS = ("nvjet", "gemm", "cutlass", "splitK")  # what the libraries call theirs
@@ -26,15 +26,6 @@ STEPS, TIMED = 3, 10  # under the profiler, and with a clock
 class Spent(NamedTuple):
     calls: float  # a step
     seconds: float  # a step
-
-
-def kernel_bytes(config: ModelConfig, train: TrainConfig) -> dict[str, int]:
-    """Kernel -> bytes that it moves in a step: each tensor that a launch reads or writes, in a step on the meta device."""
-    from tapeless.kernels.triton.launch import count_kernel_bytes
-
-    with count_kernel_bytes() as counts:
-        dry_step(config, train, "triton-fp8" if train.dtype == "fp8" else "triton")
-    return dict(counts)
 
 
 def kind(kernel: str) -> str:

@@ -12,12 +12,10 @@ import torch
 from tapeless.bench.device import is_cuda
 from tapeless.bench.side_by_side import Comparison, Measured
 from tapeless.bench.task import FLOOR, OURS, PEERS, Task
+from tapeless.config.hardware import bf16_peak
 from tapeless.model.build import step_flops
 
 LOSS_TOLERANCE = {"float32": 1e-4, "bfloat16": 2e-2, "fp8": 2e-2}  # relative, between contenders of one dtype
-
-# FLOP/s of dense bfloat16 matmuls, by the makers' figures. A GPU that is not listed has no utilization rather than a wrong one.
-PEAK = {"H100": 989e12, "H200": 989e12, "GH200": 989e12, "A100": 312e12, "L40S": 362e12, "B200": 2250e12}
 
 Row = dict[str, Any]
 
@@ -63,15 +61,8 @@ def gpu_utilization(task: Task, seconds: float) -> float | None:
 
 def utilization(task: Task, seconds: float, gpu: str) -> float | None:
     """Model FLOPs utilization: the share of the GPU's peak that the model's own FLOPs (model/build.py) amount to."""
-    peak = peak_of(gpu)
+    peak = bf16_peak(gpu)
     return None if peak is None else step_flops(task.model, task.tokens, task.seq_len) / seconds / peak
-
-
-def peak_of(gpu: str) -> float | None:
-    """By a word of the device's name, such as NVIDIA H100 80GB HBM3. PCIe and NVL boards and slices (MIG) have less."""
-    if any(word in gpu.lower() for word in ("pcie", "nvl", "mig")):
-        return None
-    return next((PEAK[word] for word in gpu.replace("-", " ").split() if word in PEAK), None)
 
 
 def named(row: Row) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 
 from tapeless.cli.generation import add_generation_arguments, load_generator, print_stream
 from tapeless.cli.options import warn
-from tapeless.config import require
+from tapeless.config import MAX_TOKENS, require
 from tapeless.errors import UsageError
 
 HELP = "continue a text with a trained model"
@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_generation_arguments(parser)
     words = "the text to continue; default: the first token of the validation text"
     parser.add_argument("--prompt", default="", metavar="TEXT", help=words)
-    parser.add_argument("--max-tokens", type=int, default=200, metavar="N", help="tokens to add (default 200)")
+    parser.add_argument("--max-tokens", type=int, default=MAX_TOKENS, metavar="N", help=f"tokens to add (default {MAX_TOKENS})")
     parser.add_argument("--num-samples", type=int, default=1, metavar="N", help="number of texts (default 1)")
     parser.add_argument("--json", action="store_true", help="print the samples as JSON")
     parser.set_defaults(run=run)

@@ -12,11 +12,11 @@ import tapeless
 from tapeless.cli.parser import Parser
 from tapeless.errors import TapelessError
 from tapeless.progress import busy, erase, shown
-from tapeless.start import print_any_character, raise_gc_threshold, skip_last_collection
+from tapeless.start import freeze_imports, print_any_character, raise_gc_threshold
 from tapeless.training.phases import Phases, process_age
 
 # In the order of --help. Each is the module of this name, with _ for -, except for those in MODULES.
-COMMANDS = ["train", "estimate", "generate", "chat", "eval", "lm-eval", "report", "data", "tokenizer"]
+COMMANDS = ["train", "presets", "estimate", "generate", "chat", "eval", "lm-eval", "report", "data", "tokenizer"]
 COMMANDS += ["export", "merge", "import", "gradcheck", "bench"]
 MODULES = {"eval": "evaluate", "import": "import_model"}
 EXIT_STATUS = """exit status:
@@ -97,8 +97,7 @@ def main(argv: list[str] | None = None) -> int:
         print(f"error[INTERNAL]: {type(error).__name__}: {error}; run `tapeless --debug …` for the traceback", file=sys.stderr)
         return 1
     finally:
-        if argv is None:
-            skip_last_collection()
+        freeze_imports()
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ from tapeless.cli.options import (
 from tapeless.cli.parser import HelpAll
 from tapeless.config import TrainConfig
 from tapeless.progress import LOADING, busy
+from tapeless.start import freeze_imports
 from tapeless.training.run_config import FROZEN
 
 HELP = "train a model, resume a run, show a run"
@@ -68,6 +69,7 @@ def run_new(args: argparse.Namespace) -> int:
     with busy(LOADING):
         from tapeless.runner import train
 
+        freeze_imports()
     args.phases.end("imports")
     display = "json" if args.json else "auto"
     options = {"name": name, "display": display, "skip_resource_check": args.skip_resource_check, "phases": args.phases}
@@ -80,6 +82,7 @@ def run_resume(args: argparse.Namespace) -> int:
     with busy(LOADING):
         from tapeless.runner import resume
 
+        freeze_imports()
     args.phases.end("imports")
     overrides = dict(setting(f"train.{text}")[1:] for text in args.override) | given(args, "train")
     options = {"display": "json" if args.json else "auto", "fallback": not args.no_fallback, "phases": args.phases}

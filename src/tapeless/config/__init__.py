@@ -26,7 +26,9 @@ from tapeless.config.registry import READERS as READERS
 from tapeless.config.registry import REPORTERS as REPORTERS
 from tapeless.config.registry import ROLES as ROLES
 from tapeless.config.registry import training_names as training_names
+from tapeless.config.sampling import MAX_TOKENS as MAX_TOKENS
 from tapeless.config.sampling import Sampling as Sampling
+from tapeless.config.train import FUNCTION as FUNCTION
 from tapeless.config.train import TrainConfig as TrainConfig
 
 TOKENIZERS = ("bytes", "char", "bpe", "bytes+chat", "char+chat")

@@ -5,7 +5,7 @@ Tested by: tests/test_config.py."""
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, overload
 
 from tapeless.config.fields import nearest
 from tapeless.config.model import AnyModelConfig, ModelConfig, SimpleLMConfig
@@ -87,7 +87,11 @@ def preset_recipe(name: str) -> Recipe:
     return Recipe("model", {}, {}) if name == "default" else read_recipe(PRESETS / f"{name}.toml")
 
 
+@overload
+def load_preset(name: Literal["simplelm"]) -> SimpleLMConfig: ...  # type: ignore[overload-overlap]
+@overload
+def load_preset(name: str) -> ModelConfig: ...
 def load_preset(name: str) -> AnyModelConfig:
-    """The model of a preset."""
+    """The model of a preset, by its name, such as tiny or llama-124m."""
     recipe = preset_recipe(name)
     return KINDS[recipe.kind](**recipe.model)

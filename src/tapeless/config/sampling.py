@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from tapeless.config.fields import check_fields, option, require
 
+MAX_TOKENS = 200  # to generate, if nothing else is said
+
 
 @dataclass(frozen=True)
 class Sampling:

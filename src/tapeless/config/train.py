@@ -9,6 +9,8 @@ from tapeless.config.model import Lora
 from tapeless.config.registry import OPTIMIZERS, REPORTERS
 from tapeless.errors import WARMUP_TOO_LONG, ConfigError
 
+FUNCTION = "function"  # lr_schedule of a run whose learning rate is a function of its caller; also, in [data], its batches
+
 
 @dataclass(frozen=True)
 class TrainConfig:
@@ -54,8 +56,8 @@ class TrainConfig:
     min_lr: float | None = option(None, "learning rate at the end of a decaying schedule; default lr / 10")
     lr_schedule: str = option(
         "warmup-cosine",
-        "learning-rate schedule",
-        ("warmup-cosine", "constant", "linear", "cosine", "wsd", "step", "polynomial", "restarts"),
+        "learning-rate schedule; function: one of your own, from Python",
+        ("warmup-cosine", "constant", "linear", "cosine", "wsd", "step", "polynomial", "restarts", FUNCTION),
     )
     warmup_steps: int | None = option(
         None, "linear warm-up steps; default for warmup-cosine 5 % of the steps, at most 100, else 0", ge=0

@@ -8,12 +8,16 @@ import json
 import os
 import shutil
 from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
 from typing import IO, Any
 
 from tapeless.errors import WriteError
+
+LARGE = 2**20  # bytes that are worth hashing in another thread than the one that writes
+SYNCED = 2**27  # bytes of a file between two syncs
 
 
 @contextmanager
@@ -61,12 +65,23 @@ def unused(path: Path) -> Path:
 def write_synced(path: Path, chunks: Iterable[bytes | memoryview]) -> dict[str, Any]:
     """A new file, synced when this returns. Its size and sha256 are those of the data passed in, so that what a failing disk
     stored does not match them."""
-    size, digest = 0, hashlib.sha256()
-    with open(path, "xb") as file:
+    size, unsynced, digest = 0, 0, hashlib.sha256()
+    syncing: Future[None] | None = None
+    with open(path, "xb") as file, ThreadPoolExecutor(2) as threads:
         for chunk in chunks:
+            hashing = threads.submit(digest.update, chunk) if len(chunk) >= LARGE else None
             file.write(chunk)
-            digest.update(chunk)
-            size += len(chunk)
+            if hashing is None:
+                digest.update(chunk)
+            else:
+                hashing.result()
+            size, unsynced = size + len(chunk), unsynced + len(chunk)
+            if unsynced >= SYNCED:  # while the rest is hashed, so that little is left at the end
+                if syncing is not None:
+                    syncing.result()
+                syncing, unsynced = threads.submit(os.fsync, file.fileno()), 0
+        if syncing is not None:
+            syncing.result()
         file.flush()
         os.fsync(file.fileno())
     return {"name": path.name, "size": size, "sha256": digest.hexdigest()}

@@ -115,9 +115,10 @@ def prepare(
     eos_ids: Sequence[int] = (),
     chat_template: str | None = None,
 ) -> Dataset:
-    """Read, split, tokenize and write, or reuse what is prepared already. vocab_size: the model's, None if undecided; a
-    tokenizer may have fewer ids, not more. processes: all cores by default. bos_id, eos_ids, chat_template: those of the model
-    that training starts from, for instructions."""
+    """Read, split, tokenize and write, or reuse what is prepared already. config: says which text, and how it is split and
+    tokenized. vocab_size: the model's, None if undecided; a tokenizer may have fewer ids, not more. folder: for the token
+    files; Trainer and tapeless.train read them there. processes: all cores by default. bos_id, eos_ids, chat_template: those of
+    the model that training starts from, for instructions."""
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "data.json").unlink(missing_ok=True)

@@ -24,6 +24,7 @@ from tapeless.generate.engine import generate
 from tapeless.model.build import step_flops
 from tapeless.model.params import DTYPES
 from tapeless.optim.clip import grad_norm
+from tapeless.progress import busy
 from tapeless.training.captured_step import captured_step
 from tapeless.training.checkpoint import STATE_FIELDS, save_checkpoint, verify
 from tapeless.training.fastest import clock, matmul_seconds, side
@@ -33,12 +34,13 @@ from tapeless.training.step import optimizer_of, train_step
 from tapeless.training.summary import count
 
 BUDGET = 4.0  # seconds of measuring
-CAP = 15.0  # seconds after which no round is begun, even if all so far were to warm up
+CAP = 15.0  # seconds, the making of the models included, after which no round is begun but the one that counts
 SHORT = 128  # tokens of a window that is not made shorter
 WARM, LEAST, MOST = 2, 3, 15  # rounds: not counted, and how many of them are
 OWN = BUDGET / 8  # a step that takes no longer is measured as it is
 EFFICIENCY = 0.5  # speed of a step's matmuls relative to a single one, for the first guess
 DEPTHS = (1, 3)
+MEASURING = "measuring the time of a few steps"
 TOKENS = 8  # generated at a time
 WRITTEN = 2**23  # numbers in the checkpoint that is written and read for its time
 SHARE = 0.7  # of the free memory that the measured models may take
@@ -100,9 +102,13 @@ class Bench:
 
 def calibrate(config: AnyModelConfig, train: TrainConfig, memory: Memory, room: int, out_dir: Path) -> Times:
     """memory: of the run; room: bytes that are free."""
+    begin = time.perf_counter()
     chosen = choose_reduced(config, train, memory, room)
-    benches = [Bench(reduced) for reduced in chosen]
-    rounds = timed(benches, train.device)
+    benches = []
+    for reduced in chosen:
+        with busy(f"{MEASURING}: making a model of {count(getattr(reduced.config, 'num_layers', 1), 'layer')}"):
+            benches.append(Bench(reduced))
+    rounds = timed(benches, train.device, begin)
     found = {name: [median(seconds) for seconds in each] for name, each in rounds.items()}
     depths = [getattr(reduced.config, "num_layers", 1) for reduced in chosen]
     # With windows of the run's own length this is the ratio of the rows.
@@ -157,21 +163,29 @@ def flops_of(reduced: Reduced) -> int:
     return step_flops(reduced.config, reduced.train.batch_size * T, T)
 
 
-def timed(benches: list[Bench], device: str) -> dict[str, list[list[float]]]:
-    """What is done -> for each bench, its seconds round by round, without those to warm up if there were others."""
+def timed(benches: list[Bench], device: str, begin: float) -> dict[str, list[list[float]]]:
+    """What is done -> for each bench, its seconds round by round, without those to warm up. Late, one round warms up, which
+    may compile kernels, and one counts. begin: time.perf_counter() of the calibration."""
     names = ("step", "update", "evaluate", "write")
     found: dict[str, list[list[float]]] = {name: [[] for _ in benches] for name in names}
-    begin = start = time.perf_counter()
-    for number in range(-WARM, MOST):
+    warm = done = 0  # rounds
+    start = begin
+    while done < MOST:
         now = time.perf_counter()
-        if number == 0:
-            start = now
-        if (number >= LEAST and now - start > BUDGET) or (number > -WARM and now - begin > CAP):
+        late = now - begin > CAP
+        if done and (late or (done >= LEAST and now - start > BUDGET)):
             break
-        for i, bench in enumerate(benches):
-            for name in names:
-                found[name][i].append(clock(getattr(bench, name), device))
-    return {name: [seconds[WARM:] or seconds[-1:] for seconds in each] for name, each in found.items()}
+        counts = warm == WARM or (warm and late)
+        if counts and not done:
+            start = now
+        with busy(f"{MEASURING}: {f'round {done + 1} of at most {MOST}' if counts else 'warming up'}"):
+            for i, bench in enumerate(benches):
+                for name in names:
+                    seconds = clock(getattr(bench, name), device)
+                    if counts:
+                        found[name][i].append(seconds)
+        warm, done = (warm, done + 1) if counts else (warm + 1, done)
+    return found
 
 
 def extrapolated(depths: list[int], seconds: list[float], depth: int) -> float:

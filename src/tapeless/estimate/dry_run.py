@@ -2,6 +2,8 @@
 
 Every allocation and every release is counted, so the peak is that of the code that will run: no formula has to know how many
 moments an optimizer has or when a block frees its activations. Kernels of the built-in sets are not launched (kernels/dry.py).
+For a GPU every allocation and release is that of a block in torch's caching allocator (caching_allocator.py), whose segments
+are what counts: a captured step has its own.
 Tested by: tests/estimate/test_dry_run.py."""
 
 import weakref
@@ -13,8 +15,9 @@ import torch
 from torch import Tensor
 
 from tapeless.config import AnyModelConfig, ModelConfig, TrainConfig
+from tapeless.estimate.caching_allocator import Pool
 from tapeless.kernels.dispatch import DispatchObserver, writes
-from tapeless.kernels.dry import META, dry_ops, environment_restored
+from tapeless.kernels.dry import META, count_kernel_bytes, dry_ops, environment_restored
 from tapeless.kernels.private_api import storage_id, tree_leaves
 from tapeless.model.build import AnyModel, build_model
 from tapeless.model.memory import saved_bytes
@@ -24,6 +27,7 @@ from tapeless.model.transformer import Transformer
 from tapeless.ops.linear_cross_entropy import CHUNK, chunk_rows
 from tapeless.ops.reference import REFERENCE
 from tapeless.optim.clip import grad_norm
+from tapeless.training.captured_step import not_capturable
 from tapeless.training.evaluate import rows_at_once
 from tapeless.training.step import ema_of, optimizer_of
 
@@ -42,45 +46,57 @@ def _summed(x: Tensor, dims: Sequence[int], keepdim: bool = False) -> list[int]:
 
 
 # The launchers of the built-in kernels call these of torch. On the meta device it finds their results by Python code that loads
-# its compiler and sympy: 0.6 s and 100 MB at every start. Ours are contiguous.
+# its compiler and sympy: seconds and 100 MB at every start. Ours are contiguous.
 ALIKE = (aten.empty_like.default, aten.zeros_like.default)
+ELEMENTWISE = (aten.add.Tensor, aten.div.Tensor, aten.mul.Tensor)
 SHAPES: dict[Any, Callable[..., Sequence[int]]] = {  # of tensors of one floating-point dtype, which the result has too
-    aten.add.Tensor: lambda a, b: np.broadcast_shapes(a.shape, getattr(b, "shape", ())),
     aten.add_.Tensor: lambda a, b: a.shape,
+    aten.addmm_.default: lambda c, a, b, **scales: c.shape,
+    aten.addmm.default: lambda c, a, b: (a.shape[0], b.shape[1]),
     aten.cat.default: _concatenated,
+    aten.mm.default: lambda a, b: (a.shape[0], b.shape[1]),
+    aten.reciprocal.default: lambda a: a.shape,
+    aten.sqrt.default: lambda a: a.shape,
     aten.sum.dim_IntList: _summed,
 }
 
 
-def _known_shape(func: Any, args: Any) -> Sequence[int] | None:
-    """Of the result of a call on the meta device, if torch need not be asked."""
+def _known_result(func: Any, args: Any, options: Any) -> Any:
+    """Of a call on the meta device, if torch need not be asked."""
+    if "out" in options:
+        return options["out"]
+    if func is aten.sort.stable and args[0].device == META:
+        return tuple(torch.empty(args[0].shape, dtype=dtype, device=META) for dtype in (args[0].dtype, torch.int64))
+    tensors = [x for x in tree_leaves(args) if isinstance(x, Tensor)]
     if func in ALIKE:
-        return args[0].shape
-    if func in SHAPES:
-        tensors = [x for x in tree_leaves(args) if isinstance(x, Tensor)]
-        alike = len({x.dtype for x in tensors}) == 1 and tensors[0].is_floating_point()
-        return SHAPES[func](*args) if alike and all(x.device == META for x in tensors) else None
-    return None
+        return torch.empty(args[0].shape, dtype=options.get("dtype") or args[0].dtype, device=META)
+    if func in ELEMENTWISE:
+        shape: Sequence[int] = np.broadcast_shapes(*(x.shape for x in tensors))
+        dtype = torch.result_type(*args[:2])
+    elif func in SHAPES and len({x.dtype for x in tensors}) == 1:
+        shape, dtype = SHAPES[func](*args), options.get("dtype") or tensors[0].dtype
+    else:
+        return None
+    if not tensors[0].is_floating_point() or any(x.device != META for x in tensors):
+        return None
+    return args[0] if writes(func) else torch.empty(shape, dtype=dtype, device=META)
 
 
 class LiveBytes(DispatchObserver):
     """Counts the bytes of all live tensors that were allocated under it."""
 
-    def __init__(self, idle: Callable[[], int] = lambda: 0):
-        """idle: bytes that a workspace holds in addition."""
+    def __init__(self, idle: Callable[[], int] = lambda: 0, *, gpu: bool = False):
+        """idle: bytes that a workspace holds in addition. gpu: count the segments of torch's allocator instead of tensors."""
         super().__init__()
         self.idle, self.live, self.peak = idle, 0, 0
+        self.pools = [Pool()] if gpu else []  # new tensors are in the last
         self._seen: dict[int, Any] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         options = kwargs or {}
-        if (shape := _known_shape(func, args)) is None:
+        result = _known_result(func, args, options)
+        if result is None:
             result = func(*args, **options)
-        elif writes(func):
-            result = args[0]
-        else:
-            first = next(x for x in tree_leaves(args) if isinstance(x, Tensor))
-            result = torch.empty(shape, dtype=options.get("dtype") or first.dtype, device=META)
         for x in tree_leaves(result):
             if isinstance(x, Tensor) and x.device == META:
                 self._count(x.untyped_storage())
@@ -90,18 +106,26 @@ class LiveBytes(DispatchObserver):
         key = storage_id(storage)
         if key not in self._seen:
             size = storage.nbytes()
+            pool = self.pools[-1] if self.pools and size else None
+            block = pool and pool.allocate(size)
 
             def freed(_: Any) -> None:
                 self.live -= size
                 del self._seen[key]
+                if pool and block:
+                    pool.release(block)
 
             self._seen[key] = weakref.ref(storage, freed)
             self.live += size
-        self.peak = max(self.peak, self.live + self.idle())
+        self.peak = max(self.peak, self.held)
+
+    @property
+    def held(self) -> int:
+        return (sum(pool.reserved for pool in self.pools) if self.pools else self.live) + self.idle()
 
     def peak_of(self, work: Callable[[], object]) -> int:
         """The most bytes at a time during `work()`."""
-        self.peak = self.live + self.idle()
+        self.peak = self.held
         work()
         return self.peak
 
@@ -113,6 +137,7 @@ class DryRun(NamedTuple):
     step: int  # the peak of a training step, with all of the above
     evaluation: int  # the peak of an evaluation after it
     captured_evaluation: int  # what the captured evaluation owns from then on
+    graph: bool  # whether the step is a CUDA graph
     checkpoint: int  # the tensors in one
 
 
@@ -120,8 +145,8 @@ class DryRun(NamedTuple):
 def dry_run(config: AnyModelConfig, train: TrainConfig, ops: str) -> DryRun:
     """ops: the name of the set that will be used; train: with a seq_len and a dtype."""
     dry = dry_ops(ops) if isinstance(config, ModelConfig) else None
-    workspace = dry.workspace if dry else None
-    with LiveBytes(lambda: workspace.idle if workspace else 0) as memory:
+    workspace, gpu = dry.workspace if dry else None, torch.device(train.device).type == "cuda"
+    with LiveBytes(lambda: workspace.idle if workspace else 0, gpu=gpu) as memory:
         model = _model(config, train, dry.ops if dry else None)
         store, gradients = model.store, model.store.flat_grads.nbytes
         before = memory.live
@@ -132,14 +157,21 @@ def dry_run(config: AnyModelConfig, train: TrainConfig, ops: str) -> DryRun:
         T = train.seq_len or 1
         tokens = torch.empty(train.batch_size * train.grad_accum, T, dtype=torch.int64, device=META)
         targets = torch.empty_like(tokens)
+        graph = gpu and dry is not None and isinstance(model, Transformer) and not_capturable(model, optimizer) is None
+        if graph:
+            memory.pools.append(Pool())
         step = memory.peak_of(lambda: _step(model, optimizer, tokens, targets, train))
-        windows = torch.empty(rows_at_once(T), T, dtype=torch.int64, device=META)
+        memory.pools.reverse()  # the evaluation is outside of the graph, which keeps its memory
+        for pool in memory.pools[-1:]:
+            pool.empty()
+        rows = max(rows_at_once(T), min(train.batch_size, train.eval_windows or train.batch_size) if gpu else 0)
+        windows = torch.empty(rows, T, dtype=torch.int64, device=META)
         captured = workspace.captured if workspace else 0
         evaluation = memory.peak_of(lambda: _evaluation(model, windows))
         captured = workspace.captured - captured if workspace else 0
         written = [checkpointed(model.params), *optimizer.named_state().values(), *([] if ema is None else [ema.named()])]
     N, V, itemsize = train.batch_size * T, config.vocab_size, store.compute_flat.element_size()
-    rows = dry.logits_rows(N, V) if dry else min(N, chunk_rows(V, CHUNK))
+    height = dry.logits_rows(N, V) if dry else min(N, chunk_rows(V, CHUNK))
     saved = saved_of(config, train, ops, first_block=model.first_trainable_block if isinstance(model, Transformer) else 0)
     parts = {
         "parameters": store.flat.nbytes,
@@ -148,18 +180,21 @@ def dry_run(config: AnyModelConfig, train: TrainConfig, ops: str) -> DryRun:
         "moving average": average,
         "bfloat16 copy": 0 if store.compute_flat is store.flat else store.compute_flat.nbytes,
         "saved activations": saved,
-        "logits": (rows if isinstance(config, ModelConfig) else N) * V * itemsize,  # of as many rows as exist at a time
+        "logits": (height if isinstance(config, ModelConfig) else N) * V * itemsize,  # of as many rows as exist at a time
     }
-    return DryRun(parts, step, evaluation, captured, checkpoint=sum(x.nbytes for views in written for x in views.values()))
+    checkpoint = sum(x.nbytes for views in written for x in views.values())
+    return DryRun(parts, step, evaluation, captured, graph, checkpoint)
 
 
 @environment_restored()
-def dry_step(config: AnyModelConfig, train: TrainConfig, ops: str) -> None:
-    """One training step without numbers, to be observed (`count_kernel_bytes`)."""
-    dry = dry_ops(ops)
+def kernel_bytes(config: ModelConfig, train: TrainConfig) -> dict[str, int]:
+    """Kernel of kernels/triton -> bytes that it moves in a step: each tensor that a launch reads or writes."""
+    dry = dry_ops("triton-fp8" if train.dtype == "fp8" else "triton")
     model = _model(config, train, dry.ops if dry else None)
     tokens = torch.empty(train.batch_size * train.grad_accum, train.seq_len or 1, dtype=torch.int64, device=META)
-    _step(model, optimizer_of(model, train), tokens, tokens, train)
+    with count_kernel_bytes() as moved:
+        _step(model, optimizer_of(model, train), tokens, tokens, train)
+    return dict(moved)
 
 
 def _model(config: AnyModelConfig, train: TrainConfig, ops: Any) -> AnyModel:

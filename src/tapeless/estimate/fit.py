@@ -9,14 +9,16 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tapeless.config import AnyModelConfig, ModelConfig, TrainConfig
+from tapeless.config.hardware import GIB
 from tapeless.errors import DISK_FULL, TOO_LARGE, TapelessError
 from tapeless.estimate.disk import Disk
-from tapeless.estimate.memory import Memory, memory_of
+from tapeless.estimate.memory import Memory, memory_of, room_of
+from tapeless.estimate.target import Target
 from tapeless.model.sublayer import RECOMPUTE
-from tapeless.training.resources import available_bytes, free_disk
+from tapeless.training.resources import free_disk
 
-GIB = 2**30
 NARROW = "bfloat16"
+MOST = 2**16  # rows that are tried
 Fields = dict[str, Any]  # of TrainConfig, with their new values
 
 
@@ -28,25 +30,39 @@ class Change(NamedTuple):
 
 
 def resource_errors(
-    config: AnyModelConfig, train: TrainConfig, memory: Memory, disk: Disk, out_dir: Path
+    config: AnyModelConfig, train: TrainConfig, memory: Memory, disk: Disk, out_dir: Path, target: Target | None = None
 ) -> list[TapelessError]:
-    """Why the run cannot start here and now; empty if it can."""
+    """Why the run cannot start here and now, or on another machine, whose disk is not known; empty if it can."""
     found: list[TapelessError] = []
-    room = available_bytes(train.device)
+    room = room_of(train, target)
     if memory.peak > room:
-        found.append(too_large(memory, room, changes_that_fit(config, train, room)))
-    free = free_disk(out_dir)
-    if disk.most > free:
+        found.append(too_large(memory, room, changes_that_fit(config, train, room, target)))
+    if target is None and disk.most > (free := free_disk(out_dir)):
         found.append(disk_full(disk, free, out_dir))
     return found
 
 
-def changes_that_fit(config: AnyModelConfig, train: TrainConfig, room: int) -> list[Change]:
+def largest_batch(config: AnyModelConfig, train: TrainConfig, room: int, target: Target | None = None) -> int:
+    """The most rows of a micro-batch that fit; 0 if not even one does."""
+
+    def fits(rows: int) -> bool:
+        return memory_of(config, replace(train, batch_size=rows), target).peak <= room
+
+    good, bad = 0, 1
+    while bad <= MOST and fits(bad):
+        good, bad = bad, 2 * bad
+    while good and bad <= MOST and bad - good > 1:
+        rows = (good + bad) // 2
+        good, bad = (rows, bad) if fits(rows) else (good, rows)
+    return good
+
+
+def changes_that_fit(config: AnyModelConfig, train: TrainConfig, room: int, target: Target | None = None) -> list[Change]:
     """The least change of each kind alone; if none of them is enough, the least of all together."""
 
     def first(candidates: Iterable[Fields]) -> list[Change]:
         for fields in candidates:
-            peak = memory_of(config, replace(train, **fields)).peak
+            peak = memory_of(config, replace(train, **fields), target).peak
             if peak <= room:
                 return [Change(_flags(fields), peak)]
         return []

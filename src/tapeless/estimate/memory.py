@@ -18,7 +18,8 @@ import torch
 
 from tapeless.config import AnyModelConfig, ModelConfig, TrainConfig
 from tapeless.estimate.dry_run import dry_run, saved_of
-from tapeless.kernels.choose import choose
+from tapeless.estimate.target import Target
+from tapeless.kernels.choose import choose, planned
 from tapeless.model.build import num_params
 from tapeless.training.resources import available_bytes, resident_bytes
 from tapeless.verify.first_batch import CHECKED
@@ -33,7 +34,7 @@ LIBRARIES = {
     ("reference", "bfloat16"): 38 * MIB,
     ("reference", "float64"): 25 * MIB,
 }
-OF_A_GPU = 32 * MIB  # the workspace of its matmul library
+OF_A_GPU = 32 * MIB  # the workspace of its matmul library, for each of the streams that it is called on
 JUDGE, OF_THE_CHECK = 64, 64 * MIB  # bytes a parameter, and in all
 FAR = 4  # times what is free: beyond, no detail can make it fit
 
@@ -57,12 +58,15 @@ class Memory(NamedTuple):
         return self.checkpoint + max(size for name, size in self.phases.items() if name != "gradient check")
 
 
-def memory_of(config: AnyModelConfig, train: TrainConfig) -> Memory:
-    """train: with a seq_len and a dtype."""
-    device = torch.device(train.device)
-    ops = choose(train.ops, device, train.dtype).ops.name if isinstance(config, ModelConfig) else "reference"
-    if sum((least := least_parts(config, train, ops)).values()) > FAR * available_bytes(train.device):
-        return Memory(train.device, ops, least, {"training step": sum(least.values())}, 0, least["parameters"])
+def memory_of(config: AnyModelConfig, train: TrainConfig, target: Target | None = None) -> Memory:
+    """train: with a seq_len and a dtype. target: the machine, if it is not this one."""
+    device, where = torch.device(train.device), target.name if target else train.device
+    if isinstance(config, ModelConfig):
+        ops = planned(train.ops, device, train.dtype) if target else choose(train.ops, device, train.dtype).ops.name
+    else:
+        ops = "reference"
+    if sum((least := least_parts(config, train, ops)).values()) > FAR * room_of(train, target):
+        return Memory(where, ops, least, {"training step": sum(least.values())}, 0, least["parameters"])
     found = dry_run(config, train, ops)
     parts = dict(found.parts)
     parts["working buffers"] = working = max(0, found.step - sum(parts.values()))
@@ -70,7 +74,8 @@ def memory_of(config: AnyModelConfig, train: TrainConfig) -> Memory:
     if on_host and ops not in ("cpu", "triton"):
         # The C library keeps fragments of what plain torch frees, about as much again as is needed at a time.
         parts["pieces kept"] = working
-    parts["libraries"] = libraries(ops, train.dtype) if on_host else OF_A_GPU
+    # A graph is captured on a stream of its own.
+    parts["libraries"] = libraries(ops, train.dtype) if on_host else OF_A_GPU * (2 if found.graph else 1)
     besides = sum(parts.values()) - found.step
     parts["captured evaluation"] = found.captured_evaluation
     phases = {"training step": sum(parts.values()), "evaluation": found.evaluation + besides}
@@ -78,7 +83,12 @@ def memory_of(config: AnyModelConfig, train: TrainConfig) -> Memory:
         held = ("parameters", "gradients", "optimizer state", "moving average", "bfloat16 copy", "libraries")
         phases["gradient check"] = sum(parts[name] for name in held) + JUDGE * num_params(config) + OF_THE_CHECK
     parts = {name: size for name, size in parts.items() if size}
-    return Memory(train.device, ops, parts, phases, (resident_bytes() or 0) if on_host else 0, found.checkpoint)
+    return Memory(where, ops, parts, phases, (resident_bytes() or 0) if on_host else 0, found.checkpoint)
+
+
+def room_of(train: TrainConfig, target: Target | None) -> int:
+    """Free bytes, here or there."""
+    return target.room if target else available_bytes(train.device)
 
 
 def least_parts(config: AnyModelConfig, train: TrainConfig, ops: str) -> dict[str, int]:

@@ -17,16 +17,24 @@ def text(found: Record, config: AnyModelConfig, train: TrainConfig) -> str:
     if "TOO_LARGE" not in refused and memory["saving"] > memory["available"]:
         fits += ", but no copy of a checkpoint does: training waits while one is written"
     kept = f"{gib(disk['checkpoint'])} a checkpoint, up to {disk['at_once']} at a time: {gib(disk['most'])}"
-    stays = refused.get("DISK_FULL") or f"{kept} of the {gib(disk['free'])} that are free for {disk['out_dir']}"
+    if disk["free"] is not None:
+        kept += f" of the {gib(disk['free'])} that are free for {disk['out_dir']}"
     flops = f"{unit(found['flops_a_step'])}FLOP a step, {unit(found['flops'])}FLOP in all, of the model's own products"
-    verdict = [*heading(found, config, train), ("memory", fits), ("disk", stays), ("arithmetic", flops)]
+    largest = memory["largest_batch"]
+    verdict = [
+        *heading(found, config, train),
+        ("memory", fits),
+        *([] if largest is None else [("batch", f"the largest that fits: {largest} x {train.seq_len}")]),
+        ("disk", refused.get("DISK_FULL") or kept),
+        ("arithmetic", flops),
+    ]
     return f"{rows_text(verdict)}\n\n{memory_table(found)}\n"
 
 
 def heading(found: Record, config: AnyModelConfig, train: TrainConfig) -> list[Row]:
     rows = f"{train.batch_size} x {train.seq_len}" + (f" x {train.grad_accum} micro-batches" if train.grad_accum > 1 else "")
     policy = "" if train.recompute == "none" else f", recompute {train.recompute}"
-    where = f"{train.dtype} on {train.device}, ops {found['ops']}{policy}, {train.optimizer}"
+    where = f"{train.dtype} on {found['memory']['device']}, ops {found['ops']}{policy}, {train.optimizer}"
     return [
         ("model", model_text(config, found["parameters"])),
         ("run", f"{found['steps']:,} steps of {rows} = {found['tokens_a_step']:,} tokens; {where}"),
@@ -54,12 +62,13 @@ def time_text(found: Record) -> str:
 def _time_rows(found: Record) -> list[Row]:
     time = found["time"]
     if time is None:
-        return [("time", f"not measured: {found['time_error']}" if "time_error" in found else "not measured (--no-calibrate)")]
+        return [("time", f"not known: {found['time_error']}" if "time_error" in found else "not measured (--no-calibrate)")]
     speed = f"{found['tokens_a_step'] / time['step']:,.0f} tokens/s, {unit(found['flops_a_step'] / time['step'])}FLOP/s"
+    left_out = "start and gradient check" if len(time["parts"]) > 1 else "all but the steps"
     beside = ", ".join(f"{name} {duration(seconds)}" for name, seconds in time["parts"].items())
     return [
         ("step", f"{short(time['step'])}: {speed}; {time['how']}"),
-        ("time", f"{duration(time['total'])}, start and gradient check not included: {beside}"),
+        ("time", f"{duration(time['total'])}, {left_out} not included: {beside}"),
     ]
 
 

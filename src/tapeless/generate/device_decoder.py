@@ -21,6 +21,7 @@ from torch import Tensor
 from tapeless.errors import NonFiniteError
 from tapeless.generate.decoder import Request
 from tapeless.generate.sampler import uniform
+from tapeless.ops.numerics import HostCopy
 from tapeless.ops.op import SlotState
 
 ROWS = 64  # most of a batch
@@ -34,23 +35,6 @@ class _Start(NamedTuple):
     ids: list[int]  # the whole text
     first: int  # where its window starts
     reused: int
-
-
-class _Drawn:
-    """The tokens of a batch, on their way to the host."""
-
-    def __init__(self, tokens: Tensor):  # (R,) int64
-        on_gpu = tokens.device.type == "cuda"
-        self._tokens = torch.empty(tokens.shape, dtype=tokens.dtype, pin_memory=on_gpu)
-        self._tokens.copy_(tokens, non_blocking=True)
-        self._copied = torch.cuda.Event() if on_gpu else None
-        if self._copied is not None:
-            self._copied.record()
-
-    def read(self) -> list[int]:
-        if self._copied is not None:
-            self._copied.synchronize()
-        return self._tokens.tolist()
 
 
 class _Batch(NamedTuple):
@@ -83,7 +67,7 @@ class DeviceDecoder:
         self._requests: dict[int, Request] = {}
         self._lengths: dict[int, int] = {}  # of the texts, with the tokens that are queued
         self._starts: dict[int, _Start] = {}
-        self._queue: deque[list[tuple[list[int], _Drawn, int]]] = deque()  # slots, and where their tokens are in a batch
+        self._queue: deque[list[tuple[list[int], HostCopy, int]]] = deque()  # slots, and where their tokens are in a batch
 
     def start(self, slot: int, request: Request, ids: list[int], first: int, reused: int) -> None:
         """Starts are queued together, when the first of them is needed."""
@@ -149,7 +133,7 @@ class DeviceDecoder:
             if request.sampling.repetition_penalty != 1:
                 self._state.seen[slot].zero_().index_fill_(0, self._sent(np.array(ids)), 1)
 
-    def _draw(self, slots: list[int]) -> list[tuple[list[int], _Drawn, int]]:
+    def _draw(self, slots: list[int]) -> list[tuple[list[int], HostCopy, int]]:
         """One more token of each slot, in batches."""
         batches = []
         for i in range(0, len(slots), ROWS):
@@ -157,7 +141,7 @@ class DeviceDecoder:
             u = np.array([self._uniform(slot) for slot in some])
             tokens = self._run(self._step, np.stack([u.view(np.int64), some]))
             assert tokens is not None
-            batches.append((some, _Drawn(tokens), 0))
+            batches.append((some, HostCopy(tokens), 0))
         return batches
 
     def _uniform(self, slot: int) -> float:

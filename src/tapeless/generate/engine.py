@@ -67,6 +67,8 @@ class _Slot(NamedTuple):
 
 
 class Engine:
+    __doc__ = __doc__
+
     def __init__(
         self,
         model: LanguageModel,
@@ -79,7 +81,8 @@ class Engine:
     ):
         """slots: sequences that run at once. capacity: tokens of the longest sequence with its prompt, by default max_seq_len;
         the kv_cache has slots x capacity tokens. vocab_size: only ids below it are sampled, for a model with more ids than its
-        tokenizer. on_warning: called once when a window slides."""
+        tokenizer. reuse_prefixes: whether a prompt takes over the keys and values of one that begins alike. on_warning: called
+        once when a window slides."""
         require(slots >= 1, "slots", "at least 1", slots)
         V = model.config.vocab_size
         self._vocab_size = V if vocab_size is None else vocab_size

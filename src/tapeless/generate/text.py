@@ -5,12 +5,26 @@
 Tested by: tests/generate/test_text.py."""
 
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import Any
+from typing import Any, Protocol, overload
 
-from tapeless.config import Sampling
+import numpy as np
+
+from tapeless.config import MAX_TOKENS, Sampling
 from tapeless.errors import InputError
 from tapeless.generate.engine import Engine, Stream
 from tapeless.generate.stop_strings import StopStrings
+
+
+class TextTokenizer(Protocol):
+    """What generation and its callers need of a tokenizer (data/tokenizer.py)."""
+
+    vocab_size: int
+    special: dict[str, int]  # the ids of special tokens by name
+
+    def encode(self, text: str) -> np.ndarray: ...  # (n,) int64
+    def encode_prompt(self, text: str) -> np.ndarray: ...  # (n,) int64: with the token that begins a text, if there is one
+    def decode(self, ids: Iterable[int]) -> str: ...
+    def stream(self) -> Any: ...  # decodes ids as they arrive
 
 
 class TextStream:
@@ -66,37 +80,101 @@ class TextStream:
 
 
 class Generates:
-    """A model's methods for text. tapeless.load sets the tokenizer, and the ids that end a text."""
+    """A model's methods for text. tapeless.load and tapeless.train set the tokenizer, the ids that end a text, and the sampling
+    that the model's publisher recommends."""
 
-    tokenizer: Any = None
+    _tokenizer: TextTokenizer | None = None
     eos_ids: Collection[int] = ()
+    sampling = Sampling()
 
+    @property
+    def tokenizer(self) -> TextTokenizer:
+        """Text to token ids and back: encode, decode, vocab_size, special."""
+        if self._tokenizer is None:
+            raise InputError("this model has no tokenizer, so it takes token ids only; a model of tapeless.load has its run's")
+        return self._tokenizer
+
+    @tokenizer.setter
+    def tokenizer(self, tokenizer: TextTokenizer) -> None:
+        self._tokenizer = tokenizer
+
+    @overload
+    def stream(
+        self,
+        prompt: str,
+        *,
+        max_tokens: int = ...,
+        sampling: Sampling | None = ...,
+        stop: str | Sequence[str] = ...,
+        stop_ids: Collection[int] | None = ...,
+    ) -> TextStream: ...
+    @overload
+    def stream(
+        self,
+        prompt: Iterable[int],
+        *,
+        max_tokens: int = ...,
+        sampling: Sampling | None = ...,
+        stop_ids: Collection[int] | None = ...,
+    ) -> Stream: ...
     def stream(
         self,
         prompt: str | Iterable[int],
         *,
-        max_tokens: int,
+        max_tokens: int = MAX_TOKENS,
         sampling: Sampling | None = None,
-        stop: Collection[int] | None = None,
-    ) -> Any:
-        """The continuation while it is generated: an iterator over pieces of text if the prompt is one, else over token ids.
-        Both have cancel(), `tokens` so far and `finish_reason` (length, stop, cancelled; None while it runs). stop: ids that
-        end it, by default the model's own."""
+        stop: str | Sequence[str] = (),
+        stop_ids: Collection[int] | None = None,
+    ) -> TextStream | Stream:
+        """The continuation while it is generated: an iterator over pieces of text if the prompt is a text, else over token ids.
+        Both have cancel(), `tokens` so far and `finish_reason` (length, stop, cancelled; None while it runs).
+
+        prompt: a text, or token ids. max_tokens: the most to add. sampling: how tokens are drawn; default model.sampling. stop:
+        a text or several; the new text ends before the first of them. stop_ids: ids that end it; default model.eos_ids."""
         ids = self._ids(prompt)
-        V = self.tokenizer.vocab_size if self.tokenizer else None
+        if stop and not isinstance(prompt, str):
+            raise InputError("stop is a text, and this prompt is token ids; pass stop_ids, or the prompt as text")
+        V = self._tokenizer.vocab_size if self._tokenizer else None
         model: Any = self
         engine = Engine(model, capacity=len(ids) + max_tokens, vocab_size=V)
-        stop = self.eos_ids if stop is None else stop
-        tokens = engine.submit(ids, max_tokens=max_tokens, sampling=sampling, stop=stop)
-        return TextStream(tokens, self.tokenizer, ids) if isinstance(prompt, str) else tokens
+        ends = self.eos_ids if stop_ids is None else stop_ids
+        tokens = engine.submit(ids, max_tokens=max_tokens, sampling=sampling or self.sampling, stop=ends)
+        stops = [stop] if isinstance(stop, str) else stop
+        return TextStream(tokens, self.tokenizer, ids, stops) if isinstance(prompt, str) else tokens
 
-    def generate(self, prompt: str | Iterable[int], *, max_tokens: int, sampling: Sampling | None = None) -> Any:
-        """The prompt and its continuation: as text if the prompt is one, else as a list of token ids."""
-        ids = self._ids(prompt)
-        ids += self.stream(ids, max_tokens=max_tokens, sampling=sampling)
-        return self.tokenizer.decode(ids) if isinstance(prompt, str) else ids
+    @overload
+    def generate(
+        self,
+        prompt: str,
+        *,
+        max_tokens: int = ...,
+        sampling: Sampling | None = ...,
+        stop: str | Sequence[str] = ...,
+        stop_ids: Collection[int] | None = ...,
+    ) -> str: ...
+    @overload
+    def generate(
+        self,
+        prompt: Iterable[int],
+        *,
+        max_tokens: int = ...,
+        sampling: Sampling | None = ...,
+        stop_ids: Collection[int] | None = ...,
+    ) -> list[int]: ...
+    def generate(
+        self,
+        prompt: str | Iterable[int],
+        *,
+        max_tokens: int = MAX_TOKENS,
+        sampling: Sampling | None = None,
+        stop: str | Sequence[str] = (),
+        stop_ids: Collection[int] | None = None,
+    ) -> str | list[int]:
+        """The prompt and its continuation: as text if the prompt is one, else as a list of token ids. The
+        arguments are those of stream()."""
+        given: Any = prompt if isinstance(prompt, str) else self._ids(prompt)  # ids may be an iterator
+        stream = self.stream(given, max_tokens=max_tokens, sampling=sampling, stop=stop, stop_ids=stop_ids)
+        return "".join([stream.prompt, *stream]) if isinstance(stream, TextStream) else [*given, *stream]
 
     def _ids(self, prompt: str | Iterable[int]) -> list[int]:
-        if isinstance(prompt, str) and self.tokenizer is None:
-            raise InputError("this model has no tokenizer, so it cannot continue a text; pass token ids")
         return [int(i) for i in (self.tokenizer.encode_prompt(prompt) if isinstance(prompt, str) else prompt)]

@@ -79,8 +79,9 @@ def register_ops(
     devices: Collection[str] | None = None,
     dtypes: Collection[str] | None = None,
 ) -> None:
-    """Make another set selectable by name. Start from `dataclasses.replace(REFERENCE, attention=…)`. For a set that holds
-    buffers, pass the function that builds it: each model then has its own."""
+    """Make another set selectable by name. ops: the set; start from `dataclasses.replace(REFERENCE, attention=…)`. For a set
+    that holds buffers, pass the function that builds it: each model then has its own. devices: torch device types it runs on;
+    None: any. dtypes: names of dtypes it computes in; None: all but fp8."""
     if isinstance(devices, str) or isinstance(dtypes, str):
         raise ConfigError(f"devices and dtypes are collections of names, such as ['cpu'], got {devices!r} and {dtypes!r}")
     if not name or not (callable(ops) or isinstance(ops, OpSet)):
@@ -97,22 +98,32 @@ def register_ops(
 
 
 def build(name: str, device: torch.device, dtype: str) -> OpSet:
+    _check(name, device, dtype)
+    return _BACKENDS[name].build(device)
+
+
+def _check(name: str, device: torch.device, dtype: str) -> None:
+    if name not in _BACKENDS:
+        raise ConfigError(f"unknown set of ops {name!r}; {nearest(name, ['auto', *_BACKENDS])}")
     backend = _BACKENDS[name]
     for what, have, can in (("device", device.type, backend.devices), ("dtype", dtype, backend.dtypes)):
         if have == "fp8" and can is None:
             can = PLAIN_DTYPES
         if can is not None and have not in can:
             raise MissingError(f"ops {name!r} cannot run with {what} {have}; it has {', '.join(sorted(can))}")
-    return backend.build(device)
+
+
+def planned(request: str, device: torch.device, dtype: str) -> str:
+    """The name of the set that is taken on a machine which has all that the built-in kernels need, unlike perhaps this one."""
+    if request != "auto":
+        _check(request, device, dtype)
+        return request
+    name = "triton-fp8" if dtype == "fp8" else _AUTOMATIC.get(device.type, "reference")
+    return name if dtype in (_BACKENDS[name].dtypes or PLAIN_DTYPES) else "reference"
 
 
 def choose(request: str, device: torch.device, dtype: str) -> Choice:
-    if request == "auto":
-        choice = _automatic(device, dtype)
-    elif request not in _BACKENDS:
-        raise ConfigError(f"unknown set of ops {request!r}; {nearest(request, ['auto', *_BACKENDS])}")
-    else:
-        choice = Choice(build(request, device, dtype), "requested by name")
+    choice = _automatic(device, dtype) if request == "auto" else Choice(build(request, device, dtype), "requested by name")
     log.info("ops: %s (%s)", choice.ops.name, choice.reason)
     return choice
 

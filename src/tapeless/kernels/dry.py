@@ -5,11 +5,15 @@ of either folder starts no kernel, and a workspace lends meta tensors. The refer
 on the meta device. See estimate/dry_run.py.
 Tested by: tests/kernels/test_dry.py, block for block against a real step of the CPU kernels."""
 
+import importlib.util
 import os
+import sys
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
+from functools import cache
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -122,11 +126,64 @@ def dry_ops(name: str) -> DryOps | None:
         workspace = DryWorkspace()
         return DryOps(_dry_cpu_ops(workspace), workspace, rows_of_logits)
     if name in ("triton", "triton-fp8"):
-        from tapeless.kernels.triton import ops
-        from tapeless.kernels.triton.linear_cross_entropy import rows_of_logits
-
-        return DryOps(replace(ops.triton_ops() if name == "triton" else ops.fp8_ops(), capture=None), None, rows_of_logits)
+        _, launchers, logits_rows = _of_triton()
+        dry = launchers.triton_ops() if name == "triton" else launchers.fp8_ops()
+        return DryOps(replace(dry, capture=None), None, logits_rows)
     return None
+
+
+def count_kernel_bytes() -> AbstractContextManager[dict[str, int]]:
+    """kernels/triton/launch.py, of the launchers of dry_ops()."""
+    return _of_triton()[0].count_kernel_bytes()
+
+
+@cache
+def _of_triton() -> tuple[Any, Any, Callable[[int, int], int]]:
+    """kernels/triton: launch, ops, rows_of_logits. Launchers need two formulas of Triton, which is for Linux only, and its
+    compiler only to launch. Where it is not installed, the formulas stand in for it while these modules are imported, which are
+    then this function's own: everything else still finds that Triton is missing."""
+    with nullcontext() if _installed("triton") else _formulas_of_triton():
+        from tapeless.kernels.triton import launch, ops
+        from tapeless.kernels.triton.linear_cross_entropy import rows_of_logits
+    return launch, ops, rows_of_logits
+
+
+def _installed(package: str) -> bool:
+    return sys.modules.get(package) is not None or importlib.util.find_spec(package) is not None
+
+
+@contextmanager
+def _formulas_of_triton() -> Iterator[None]:
+    before = sys.modules.copy()
+    sys.modules["triton"], sys.modules["triton.language"] = _Formulas("triton"), _Formulas("triton.language")
+    try:
+        yield
+    finally:
+        for name in [name for name in sys.modules if name.startswith(("triton", "tapeless.kernels.triton"))]:
+            del sys.modules[name]
+            if name in before:
+                sys.modules[name] = before[name]
+
+
+class _Formulas(ModuleType):
+    """Kernels stay Python functions, constants numbers."""
+
+    @staticmethod
+    def jit(kernel: Any, **_: Any) -> Any:
+        kernel.fn = kernel
+        return kernel
+
+    @staticmethod
+    def constexpr(value: Any) -> Any:
+        return value
+
+    @staticmethod
+    def cdiv(a: int, b: int) -> int:
+        return -(-a // b)
+
+    @staticmethod
+    def next_power_of_2(n: int) -> int:
+        return 1 << (n - 1).bit_length()
 
 
 def _dry_cpu_ops(workspace: DryWorkspace) -> OpSet:

@@ -20,7 +20,7 @@ from torch import Tensor
 from tapeless.config import nearest
 from tapeless.errors import ConfigError, OrderError
 from tapeless.model.init import initialize
-from tapeless.model.params import FlatLayout, ParamSpec, ParamStore
+from tapeless.model.params import FlatLayout, Parametrized, ParamSpec, ParamStore
 from tapeless.ops.embed import EMBED
 from tapeless.ops.linear import LINEAR
 from tapeless.ops.op import Op
@@ -81,7 +81,8 @@ class Residual(NamedTuple):
 
 
 def layer(name: str, op: Op, **options: Any) -> Layer:
-    """A parameter's shape is a tuple, and None leaves the parameter out; everything else is a setting of the op."""
+    """One op of a Chain. name: of its parameters, as in name.w. op: any Op. options: the op's own arguments by name. A
+    parameter's shape is a tuple, and None leaves the parameter out; everything else is a setting of the op."""
     wanted = list(inspect.signature(op.forward).parameters.values())[1:]  # after the activation
     for key in options:
         if key not in [parameter.name for parameter in wanted]:
@@ -115,7 +116,9 @@ def _run_back(
     return dx
 
 
-class Chain:
+class Chain(Parametrized):
+    __doc__ = __doc__
+
     def __init__(
         self,
         *parts: Layer | Residual,
@@ -125,7 +128,9 @@ class Chain:
         init: str = "kaiming",
         initialized: bool = True,
     ):
-        """initialized: False leaves the parameters zero, for a caller who writes them all."""
+        """parts: layers and residual branches, in the order of the forward. seed: of the initial weights. device, dtype: where
+        and in what it computes. init: kaiming, xavier or scaled-normal. initialized: False leaves the parameters zero, for a
+        caller who writes them all."""
         self.parts = parts
         specs = [spec for part in parts for spec in part.specs()]
         names = [spec.name for spec in specs]
@@ -138,18 +143,8 @@ class Chain:
             initialize(self.store, init, len(parts), seed)
         self._saved: tuple[list[Any], int] | None = None  # what forward kept, and the version of the parameters it saw
 
-    @property
-    def params(self) -> Mapping[str, Tensor]:
-        return self.store.params
-
-    @property
-    def grads(self) -> Mapping[str, Tensor]:
-        return self.store.grads
-
-    def zero_grads(self) -> None:
-        self.store.flat_grads.zero_()
-
     def forward(self, x: Tensor, *, keep: bool = True) -> Tensor:
+        """The output of the last part for x, the input of the first. keep: save what backward needs."""
         self.store.refresh()
         if keep:
             self._saved = None  # whatever goes wrong from here on, backward must not take an older forward for this one

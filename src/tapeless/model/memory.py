@@ -23,7 +23,8 @@ from tapeless.ops.reference import REFERENCE
 def saved_bytes(
     config: ModelConfig, batch_size: int, seq_len: int, recompute: str, dtype: str, *, ops: OpSet = REFERENCE
 ) -> dict[str, int]:
-    """Name -> bytes, for model.forward on (batch_size, seq_len) tokens. ops: a set that runs on the meta device."""
+    """Name -> bytes that model.forward saves of (batch_size, seq_len) tokens, for a Transformer of this config with these
+    recompute and dtype. ops: a set that runs on the meta device."""
     if dtype not in DTYPES:
         raise ConfigError(f"unknown dtype {dtype!r}; {nearest(dtype, DTYPES)}")
     period = min(len(config.block_pattern), config.num_layers)  # its blocks save what all others do

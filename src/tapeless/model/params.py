@@ -175,3 +175,28 @@ class ParamStore:
                     f"{w[tuple(where)].item()}; "
                     "load a checkpoint from before they appeared"
                 )
+
+
+class Parametrized:
+    """What every model has: parameters and gradients by name."""
+
+    store: ParamStore
+
+    @property
+    def params(self) -> Mapping[str, Tensor]:
+        """The parameters by name, as views of one flat buffer; they may be written at any time between two passes."""
+        return self.store.params
+
+    @property
+    def grads(self) -> Mapping[str, Tensor]:
+        """The gradients of what is trained, likewise; backward adds to them."""
+        return self.store.grads
+
+    @property
+    def num_params(self) -> int:
+        """Elements of all parameters, frozen ones included."""
+        return count_params(self.store.layout.specs.values())
+
+    def zero_grads(self) -> None:
+        """Set all gradients to zero, as before the first backward of a step."""
+        self.store.flat_grads.zero_()

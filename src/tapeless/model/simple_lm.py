@@ -3,7 +3,6 @@
 It validates everything around a model (data, loss, optimizer, sampling) with the simplest possible model, and is an example
 of a Chain."""
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -14,7 +13,7 @@ from tapeless.errors import ConfigError, OrderError
 from tapeless.generate.text import Generates
 from tapeless.model.chain import Chain, Layer, layer
 from tapeless.model.check import check_num_targets, check_targets, check_tokens, check_upstream
-from tapeless.model.params import ParamSpec, count_params
+from tapeless.model.params import Parametrized, ParamSpec
 from tapeless.ops.cross_entropy import CROSS_ENTROPY
 from tapeless.ops.embed import EMBED
 from tapeless.ops.layer_norm import LAYER_NORM
@@ -38,7 +37,9 @@ def simple_lm_specs(config: SimpleLMConfig) -> list[ParamSpec]:
     return [spec for part in layers(config) for spec in part.specs()]
 
 
-class SimpleLM(Generates):
+class SimpleLM(Parametrized, Generates):
+    __doc__ = __doc__
+
     def __init__(
         self,
         config: SimpleLMConfig,
@@ -48,6 +49,8 @@ class SimpleLM(Generates):
         dtype: str = "float32",
         initialized: bool = True,
     ):
+        """config: its shape. seed: of the initial weights. device, dtype: where and in what it computes; float32, float64 or
+        bfloat16. initialized: False leaves the parameters zero, for a caller who writes them all."""
         if dtype == "fp8":
             raise ConfigError("fp8 is for transformer blocks, and SimpleLM has none; use --dtype bfloat16")
         self.config, self.seed, self.dtype, self.device = config, seed, dtype, torch.device(device)
@@ -55,21 +58,6 @@ class SimpleLM(Generates):
         self.chain = Chain(*layers(config), seed=seed, device=device, dtype=dtype, initialized=initialized)
         self.store = self.chain.store
         self._saved: tuple[torch.Size, Any, int | None] | None = None  # shape of the logits, and of a loss what it saved
-
-    @property
-    def params(self) -> Mapping[str, Tensor]:
-        return self.chain.params
-
-    @property
-    def grads(self) -> Mapping[str, Tensor]:
-        return self.chain.grads
-
-    @property
-    def num_params(self) -> int:
-        return count_params(self.store.layout.specs.values())
-
-    def zero_grads(self) -> None:
-        self.chain.zero_grads()
 
     def forward(
         self,
@@ -132,6 +120,7 @@ class SimpleLM(Generates):
         return CROSS_ENTROPY.forward(self.logits(tokens, check=check), targets, num_targets=num_targets)[0]
 
     def logits(self, tokens: Tensor, *, keep: bool = False, check: bool = True) -> Tensor:  # (B, T, V)
+        """Logits of every position. keep: save activations, so that backward(dlogits) may follow. check: see forward."""
         if keep:
             self._saved = None
         if check:

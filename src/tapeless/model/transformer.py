@@ -5,7 +5,7 @@ Forward keeps a plain record of saved activations; backward pops the blocks' par
 soon as it is used. Training, evaluation and decoding all go through `_trunk`.
 Tested by: tests/model/test_transformer_grads.py, tests/model/test_against_hf.py, tests/model/test_errors.py."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -29,7 +29,7 @@ from tapeless.model.block import (
 from tapeless.model.cache import KVCache
 from tapeless.model.check import check_documents, check_num_targets, check_targets, check_tokens, check_upstream
 from tapeless.model.init import initialize
-from tapeless.model.params import FlatLayout, ParamSpec, ParamStore, count_params
+from tapeless.model.params import FlatLayout, Parametrized, ParamSpec, ParamStore
 from tapeless.model.replay import CapturedPasses
 from tapeless.model.sublayer import RECOMPUTE, Context, Dropout, Sublayer
 from tapeless.model.trained import layouts
@@ -85,7 +85,7 @@ def sum_of(x: Tensor) -> Tensor:  # ()
     return x.sum(dtype=torch.promote_types(x.dtype, torch.float32))
 
 
-class Transformer(Generates):
+class Transformer(Parametrized, Generates):
     """A decoder-only transformer with explicit gradients.
 
     loss = model.forward(tokens, targets); model.backward(); then read or use model.grads, a mapping by name.
@@ -104,8 +104,11 @@ class Transformer(Generates):
         freeze: str = "",
         lora: Lora | None = None,
     ):
-        """initialized: False leaves the parameters zero, for a caller who writes them all. freeze, lora: which parameters are
-        frozen and have no gradient (trained.py)."""
+        """config: its shape. seed: of the initial weights. device, dtype: where and in what it computes; float32, float64,
+        bfloat16 or fp8, the last two with float32 master weights. ops: the op set: auto, reference, cpu, triton, or a
+        registered one. recompute: none, cheap or full, what backward computes again to save memory. initialized: False leaves
+        the parameters zero, for a caller who writes them all. freeze, lora: which parameters are frozen and have no gradient
+        (trained.py)."""
         if not isinstance(config, ModelConfig):
             raise ConfigError(f"a Transformer takes a ModelConfig, got {type(config).__name__}; build_model takes any kind")
         if recompute not in RECOMPUTE:
@@ -163,24 +166,9 @@ class Transformer(Generates):
         linear = {name for name, spec in self.store.trained.specs.items() if spec.is_linear}
         return self.store.trained.all_but(self.store.flat_grads, linear)
 
-    @property
-    def params(self) -> Mapping[str, Tensor]:
-        return self.store.params
-
-    @property
-    def grads(self) -> Mapping[str, Tensor]:
-        return self.store.grads
-
-    @property
-    def num_params(self) -> int:
-        return count_params(self.store.layout.specs.values())
-
     def sublayer(self, name: str) -> Sublayer:
         """By its name, such as blocks.0.attn."""
         return next(s for block in self.blocks for s in block.sublayers if s.name == name)
-
-    def zero_grads(self) -> None:
-        self.store.flat_grads.zero_()
 
     def _start_grads(self) -> OpSet:
         """Zero the gradients that are accumulated into, and return the ops that write the others without reading them."""

@@ -1,6 +1,8 @@
 """The few numerical conventions that every op shares.
 Tested by: tests/ops/test_numerics.py."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -49,3 +51,29 @@ def sum_to(x: Tensor, shape: torch.Size) -> Tensor:
     expanded = [i + added for i, n in enumerate(shape) if n == 1 and x.shape[i + added] != 1]
     axes = [*range(added), *expanded]
     return x.sum(axes, keepdim=True).reshape(shape) if axes else x
+
+
+def copy_stream(device: torch.device) -> torch.cuda.Stream:
+    """A stream for copies beside the kernels. torch's streams are shared, a fixed number of each priority: one of the usual
+    priority could be that on which another thread is capturing a graph."""
+    return torch.cuda.Stream(device, priority=-1)
+
+
+class HostCopy:
+    """A tensor on its way to the host, which waits only when the values are read.
+
+    On a GPU it goes to pinned memory: a copy to pageable memory would wait for the kernels before it inside the driver, and
+    every such copy of other threads with it, such as those of a checkpoint."""
+
+    def __init__(self, x: Tensor):
+        on_gpu = x.device.type == "cuda"
+        self._values = torch.empty(x.shape, dtype=x.dtype, pin_memory=on_gpu)
+        self._values.copy_(x, non_blocking=True)
+        self._copied = torch.cuda.Event() if on_gpu else None
+        if self._copied is not None:
+            self._copied.record()
+
+    def read(self) -> list[Any]:
+        if self._copied is not None:
+            self._copied.synchronize()
+        return self._values.tolist()

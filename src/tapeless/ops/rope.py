@@ -21,7 +21,8 @@ def rope_tables(x: Tensor, theta: float, offset: int) -> tuple[Tensor, Tensor]: 
     T, D = x.shape[-2:]
     if D % 2:
         raise ConfigError(f"rotary positions rotate pairs of features, but head_dim is {D}; make it even")
-    where = "cpu" if x.device.type == "mps" else x.device  # mps has no float64
+    # mps has no float64, and on the meta device torch would load its compiler for arange.
+    where = "cpu" if x.device.type in ("mps", "meta") else x.device
     i = torch.arange(0, D, 2, dtype=torch.float64, device=where)
     t = torch.arange(offset, offset + T, dtype=torch.float64, device=where)
     angle = t[:, None] * theta ** (-i / D)

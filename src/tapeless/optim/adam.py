@@ -10,11 +10,14 @@ from collections.abc import Collection, Mapping
 
 from torch import Tensor
 
+from tapeless.config.fields import check_range
 from tapeless.errors import ConfigError
 from tapeless.optim.flat import CapturableOptimizer
 
 
 class Adam(CapturableOptimizer):
+    __doc__ = __doc__
+
     state_names = ("exp_avg", "exp_avg_sq")
     options: tuple[str, ...] = ("beta1", "beta2", "eps")
 
@@ -30,6 +33,11 @@ class Adam(CapturableOptimizer):
         weight_decay: float = 0.1,
         decay: Collection[str] | None = None,
     ):
+        """params, grads: model.params and model.grads. lr: the learning rate, until step() gets another. beta1, beta2: the
+        decays of the two moments. eps: added to the root of the second. weight_decay: coupled, of the parameters that `decay`
+        names; default all matrices, no norms and biases."""
+        check_range("beta1", beta1, ge=0, lt=1)
+        check_range("beta2", beta2, ge=0, lt=1)
         if not eps > 0:
             raise ConfigError(f"eps must be above 0, got {eps}: the step of a parameter without gradients would be 0/0")
         super().__init__(params, grads, lr=lr, weight_decay=weight_decay, decay=decay)

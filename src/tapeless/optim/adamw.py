@@ -4,8 +4,7 @@
 The OpSet may have the whole step as one kernel (adam_update).
 Tested by: tests/optim/test_adam.py, step by step against torch.optim in float64; tests/kernels/cpu/test_update.py."""
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -16,6 +15,8 @@ PIECE = 2**14  # elements
 
 
 class AdamW(Adam):
+    __doc__ = __doc__
+
     kernel = "adam_update"
 
     def __init__(
@@ -23,17 +24,23 @@ class AdamW(Adam):
         params: Mapping[str, Tensor],
         grads: Mapping[str, Tensor],
         *,
+        lr: float = 1e-3,
+        beta1: float = 0.9,
+        beta2: float = 0.95,
+        eps: float = 1e-8,
+        weight_decay: float = 0.1,
+        decay: Collection[str] | None = None,
         fused: Callable[..., None] | None = None,
-        **options: Any,
     ):
-        """options: those of Adam. fused: a kernel that does a whole step in one pass (OpSet.adam_update)."""
-        super().__init__(params, grads, **options)
+        """As Adam, but weight_decay is decoupled. fused: a kernel that does a whole step in one pass: model.ops.adam_update,
+        which a set of ops may have; default plain torch."""
+        super().__init__(params, grads, lr=lr, beta1=beta1, beta2=beta2, eps=eps, weight_decay=weight_decay, decay=decay)
         self.fused, self.one_kernel = fused, fused is not None
         self._pieces = pieces(self._decayed_spans, [slice(0, len(self.params))]).to(self.params.device)
 
-    def step(self, *, scale: float = 1.0, copy: Tensor | None = None) -> bool:
+    def _step(self, scale: float, copy: Tensor | None) -> bool:
         if self.fused is None:
-            return super().step(scale=scale, copy=copy)
+            return super()._step(scale, copy)
         self.t += 1
         device = self.params.device
         self.update_on_device(

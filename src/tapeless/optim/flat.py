@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from tapeless.config import TrainConfig, nearest
+from tapeless.config.fields import check_range
 from tapeless.errors import ConfigError
 
 
@@ -82,6 +83,8 @@ class FlatOptimizer(ABC):
         self.params = flat[: len(self.grads)]
         for name in set(decay or ()) - params.keys():
             raise ConfigError(f"decay names {name!r}, which is not a parameter; {nearest(name, params)}")
+        check_range("lr", lr, ge=0)
+        check_range("weight_decay", weight_decay, ge=0)
         self.decay = {name for name, view in trained.items() if (view.dim() >= 2 if decay is None else name in decay)}
         self.lr, self.weight_decay = lr, weight_decay
         self.t = 0  # steps taken
@@ -98,12 +101,20 @@ class FlatOptimizer(ABC):
 
     def step(
         self,
+        lr: float | None = None,
         *,
         scale: float = 1.0,
         copy: Tensor | None = None,  # (n,)
     ) -> bool:
-        """Update the parameters by `scale` times the gradients, with self.lr. copy: receives the parameters in its own dtype;
-        returned is whether it did. A scale other than 1 may be applied to the gradients in place."""
+        """Update the parameters by `scale` times the gradients. lr: the learning rate from now on (`self.lr`); default the one
+        given before. copy: receives the parameters in its own dtype; returned is whether it did. A scale other than 1 may be
+        applied to the gradients in place."""
+        if lr is not None:
+            check_range("lr", lr, ge=0)
+            self.lr = lr
+        return self._step(scale, copy)
+
+    def _step(self, scale: float, copy: Tensor | None) -> bool:
         if scale != 1:
             self.grads *= scale
         self._update()

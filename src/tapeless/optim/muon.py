@@ -17,12 +17,12 @@ In bfloat16 on a CUDA device, else in the dtype of the parameters, float32 or fl
 Tested by: tests/optim/test_muon.py, by singular values and against torch.optim; L4 to L6 as every optimizer."""
 
 import math
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Collection, Iterator, Mapping
 
 import torch
 from torch import Tensor
 
+from tapeless.config.fields import check_range
 from tapeless.optim.adamw import AdamW, pieces
 from tapeless.optim.flat import CapturableOptimizer, decayed_spans, named_views, spans_without
 
@@ -60,6 +60,8 @@ def batches(matrices: Mapping[str, Tensor]) -> Iterator[list[str]]:
 
 
 class Muon(AdamW):
+    __doc__ = __doc__
+
     options = (*AdamW.options, "momentum", "nesterov")
 
     def __init__(
@@ -67,12 +69,21 @@ class Muon(AdamW):
         params: Mapping[str, Tensor],
         grads: Mapping[str, Tensor],
         *,
+        lr: float = 1e-3,
         momentum: float = 0.9,
         nesterov: bool = True,
-        **options: Any,
+        beta1: float = 0.9,
+        beta2: float = 0.95,
+        eps: float = 1e-8,
+        weight_decay: float = 0.1,
+        decay: Collection[str] | None = None,
+        fused: Callable[..., None] | None = None,
     ):
-        """options: those of AdamW; lr, weight_decay and decay apply to the matrices too."""
-        super().__init__(params, grads, **options)
+        """As AdamW, whose betas and eps are for all but the hidden matrices; lr and weight_decay are for both. momentum: the
+        decay of the matrices' one moment. nesterov: look one step ahead along it."""
+        adamw = {"beta1": beta1, "beta2": beta2, "eps": eps}
+        super().__init__(params, grads, lr=lr, weight_decay=weight_decay, decay=decay, fused=fused, **adamw)
+        check_range("momentum", momentum, ge=0, lt=1)
         self.one_kernel = False  # the kernel updates the rest alone
         params = self._views  # of what trains
         self.momentum, self.nesterov = momentum, nesterov
@@ -83,8 +94,8 @@ class Muon(AdamW):
         self._decayed_spans = decayed_spans(params, self.decay - set(self._matrices)) if self.weight_decay else []
         self._pieces = pieces(self._decayed_spans, self._rest).to(self.params.device)
 
-    def step(self, *, scale: float = 1.0, copy: Tensor | None = None) -> bool:
-        return CapturableOptimizer.step(self, scale=scale, copy=copy)
+    def _step(self, scale: float, copy: Tensor | None) -> bool:
+        return CapturableOptimizer._step(self, scale, copy)
 
     def update_on_device(self, step_scalars: Tensor, scale: Tensor, copy: Tensor | None) -> None:
         CapturableOptimizer.update_on_device(self, step_scalars, scale, copy)

@@ -9,11 +9,14 @@ from collections.abc import Collection, Mapping
 
 from torch import Tensor
 
+from tapeless.config.fields import check_range
 from tapeless.errors import ConfigError
 from tapeless.optim.flat import CapturableOptimizer
 
 
 class SGD(CapturableOptimizer):
+    __doc__ = __doc__
+
     state_names = ("momentum",)
     options = ("momentum", "nesterov")
 
@@ -28,6 +31,10 @@ class SGD(CapturableOptimizer):
         weight_decay: float = 0.0,
         decay: Collection[str] | None = None,
     ):
+        """params, grads: model.params and model.grads. lr: the learning rate, until step() gets another. momentum: mu above; 0:
+        none. nesterov: look one step ahead along it. weight_decay: of the parameters that `decay` names; default all matrices,
+        no norms and biases."""
+        check_range("momentum", momentum, ge=0, lt=1)
         if nesterov and not momentum:
             raise ConfigError("nesterov needs a momentum above 0")
         super().__init__(params, grads, lr=lr, weight_decay=weight_decay, decay=decay)

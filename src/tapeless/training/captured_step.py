@@ -10,6 +10,7 @@ Tested by: tests/train/test_captured_step.py."""
 
 import logging
 import math
+from collections.abc import Callable
 from contextlib import nullcontext
 
 import torch
@@ -22,6 +23,7 @@ from tapeless.model.check import check_documents, check_shapes, check_targets, c
 from tapeless.model.replay import CapturedPasses
 from tapeless.model.transformer import Transformer
 from tapeless.ops.cross_entropy import IGNORED
+from tapeless.ops.numerics import HostCopy
 from tapeless.optim.flat import CapturableOptimizer, FlatOptimizer
 from tapeless.training.step import StepResult, micro_batches
 
@@ -46,6 +48,11 @@ def captured_step(model: AnyModel, optimizer: FlatOptimizer, config: TrainConfig
 def _obstacle(model: AnyModel, optimizer: FlatOptimizer) -> str | None:
     if not isinstance(model, Transformer) or model.ops.capture is None or model.ops.grad_norm is None:
         return f"ops {model.ops.name!r} synchronize within a step"
+    return not_capturable(model, optimizer)
+
+
+def not_capturable(model: Transformer, optimizer: FlatOptimizer) -> str | None:
+    """Why no ops could capture its step; None if those of a GPU can."""
     if not isinstance(optimizer, CapturableOptimizer):
         return f"a step of {type(optimizer).__name__} cannot be captured"
     if model.config.dropout:
@@ -71,15 +78,18 @@ class CapturedStep:
         lr: float,
         step: int,
         loss_limit: float = math.inf,
+        meanwhile: Callable[[], object] = lambda: None,
     ) -> StepResult:
-        """loss_limit: above it, nothing is updated (guard.py)."""
+        """loss_limit: above it, nothing is updated (guard.py). meanwhile: called while a GPU computes."""
         batch = self._checked(tokens, targets, documents)
         self.optimizer.lr = lr
         # A graph is captured on the current device, which may not be the model's.
         with torch.cuda.device(self.model.device) if self.model.device.type == "cuda" else nullcontext():
             self.step_scalars.copy_(self.optimizer.step_scalars(self.optimizer.t + 1))
             self.loss_limit.fill_(loss_limit)
-            loss, norm, good_ids = self._run(batch).tolist()
+            report = HostCopy(self._run(batch))
+        meanwhile()
+        loss, norm, good_ids = report.read()
         self._judge(loss, norm, good_ids, step)
         skipped = loss > loss_limit
         self.optimizer.t += not skipped

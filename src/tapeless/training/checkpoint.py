@@ -14,6 +14,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,12 +25,16 @@ from torch import Tensor
 
 from tapeless.data.files import atomic_write, file_sha256, readable_json, reason, sync_folder, unused, write_synced
 from tapeless.errors import NEWER_FORMAT, CheckpointError, DamagedError, WriteError
+from tapeless.ops.numerics import copy_stream
 
 FORMAT_VERSION = 1
 MODEL, OPTIM, STATE, MANIFEST = "model.safetensors", "optim.safetensors", "state.json", "MANIFEST.json"
 DTYPES = {torch.float64: "F64", torch.float32: "F32", torch.bfloat16: "BF16"}
 STATE_FIELDS = {"step", "tokens", "epoch", "sample_index", "seed", "best_val_loss", "best_step", "guard", "world_size", "base"}
-ADDED = {"base": None}  # fields added later, and their value in older checkpoints
+STATE_FIELDS |= {"functions"}
+ADDED = {"base": None, "functions": None}  # fields added later, and their value in older checkpoints
+PIECE = 2**25  # bytes that are copied from a GPU, and synced, at a time
+AT_ONCE = 2**28  # bytes of tensors from which on files are written at the same time
 STEP_NAME = re.compile(r"step-(\d{8,})")
 
 
@@ -56,8 +61,7 @@ def save_checkpoint(
         shutil.rmtree(tmp, ignore_errors=True)  # in a container every process may have the same id
         tmp.mkdir(parents=True)
         listed = [
-            write_synced(tmp / MODEL, tensor_file(params)),
-            write_synced(tmp / OPTIM, tensor_file(moments)),
+            *_write_tensors(tmp, {MODEL: params, OPTIM: moments}),
             write_synced(tmp / STATE, [readable_json(known | dict(state))]),
         ]
         write_synced(tmp / MANIFEST, [readable_json({"files": listed})])
@@ -73,6 +77,18 @@ def save_checkpoint(
     if replaced:
         shutil.rmtree(replaced, ignore_errors=True)  # a resume removes what is left of it
     return target
+
+
+def _write_tensors(folder: Path, files: Mapping[str, Mapping[str, Tensor]]) -> list[dict[str, Any]]:
+    """Large files at the same time, since hashing keeps one core busy."""
+
+    def write(name: str) -> dict[str, Any]:
+        return write_synced(folder / name, tensor_file(files[name]))
+
+    if sum(x.nbytes for tensors in files.values() for x in tensors.values()) < AT_ONCE:
+        return [write(name) for name in files]
+    with ThreadPoolExecutor(len(files)) as pool:
+        return list(pool.map(write, files))
 
 
 def tensor_file(tensors: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:
@@ -91,8 +107,18 @@ def tensor_file(tensors: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:
     yield len(text).to_bytes(8, "little")
     yield text
     for name in names:
-        flat = tensors[name].contiguous().cpu().view(-1)  # (n,)
-        yield flat.view(torch.uint8).numpy().data
+        flat = tensors[name].contiguous().view(-1).view(torch.uint8)  # (bytes,)
+        yield from _of_gpu(flat) if flat.is_cuda else [flat.cpu().numpy().data]
+
+
+def _of_gpu(flat: Tensor) -> Iterator[memoryview]:  # (bytes,)
+    """Through pinned memory, on a stream of its own: beside the kernels of the training, and its copies to pageable memory."""
+    host, stream = torch.empty(min(PIECE, len(flat)), dtype=flat.dtype, pin_memory=True), copy_stream(flat.device)
+    for piece in flat.split(PIECE):
+        with torch.cuda.stream(stream):
+            host[: len(piece)].copy_(piece, non_blocking=True)
+        stream.synchronize()
+        yield host[: len(piece)].numpy().data
 
 
 def load_checkpoint(

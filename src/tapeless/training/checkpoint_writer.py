@@ -14,7 +14,6 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -67,7 +66,7 @@ class CheckpointWriter:
             self._warned = True
             size = format_bytes(num_bytes(tensors))
             log.warning("no memory for a copy of the %s that a checkpoint holds: training waits while one is written", size)
-        self._jobs.append(self._thread.submit(self._write, copied or Snapshot(tensors), dict(state), protect))
+        self._jobs.append(self._thread.submit(self._write, copied or taken_now(tensors), dict(state), protect))
         if copied is None:
             self.wait()
 
@@ -100,8 +99,9 @@ class CheckpointWriter:
         self._failed = step
         try:
             self.before_write()
-            with taken.readable():
-                path = save_checkpoint(self.folder, taken.tensors.pop("params"), taken.tensors, state)
+            if taken.ready is not None:
+                taken.ready.synchronize()
+            path = save_checkpoint(self.folder, taken.tensors.pop("params"), taken.tensors, state)
             self._failed = None
             keep = {"keep_last": self.keep_last, "keep_every": self.keep_every}
             rotate(self.folder, **keep, protect=protect, written=step, on_warning=warnings.append)
@@ -124,19 +124,17 @@ class CheckpointWriter:
 
 class Snapshot(NamedTuple):
     tensors: dict[str, Mapping[str, Tensor]]
-    ready: "torch.cuda.Event | None" = None  # of a GPU's own copy
+    ready: "torch.cuda.Event | None" = None  # on a GPU: when other streams can read them
 
-    @contextmanager
-    def readable(self) -> Iterator[None]:
-        """In the writer thread. A GPU's copy is read on a stream of its own, beside the kernels of the training."""
-        if self.ready is None:
-            yield
-            return
-        device = next(tensors_of(self.tensors)).device
-        stream = torch.cuda.Stream(device)
-        stream.wait_event(self.ready)
-        with torch.cuda.stream(stream):
-            yield
+
+def taken_now(tensors: dict[str, Mapping[str, Tensor]]) -> Snapshot:
+    """Of tensors that nothing changes from here on."""
+    device = next(tensors_of(tensors)).device
+    if device.type != "cuda":
+        return Snapshot(tensors)
+    ready = torch.cuda.Event()
+    ready.record(torch.cuda.current_stream(device))
+    return Snapshot(tensors, ready)
 
 
 def snapshot(tensors: Tensors) -> Snapshot | None:
@@ -163,11 +161,7 @@ def _copy_to(place: torch.device, tensors: Tensors) -> Snapshot:
     }
     if pinned:
         torch.cuda.synchronize(next(tensors_of(tensors)).device)
-    if place.type != "cuda":
-        return Snapshot(copied)
-    ready = torch.cuda.Event()
-    ready.record(torch.cuda.current_stream(place))
-    return Snapshot(copied, ready)
+    return taken_now(copied)
 
 
 def tensors_of(tensors: Tensors) -> Iterator[Tensor]:

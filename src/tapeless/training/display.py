@@ -2,6 +2,7 @@
 
     Display         plain, aligned lines: for a file or a pipe, or without rich
     LiveDisplay     a progress bar with the current metrics below it; evaluations and samples scroll above
+    NotebookDisplay in Jupyter: the same, evaluations and samples below it, by IPython alone
     JsonDisplay     every event as a line of JSON on stdout, and nothing else
     SilentDisplay   nothing; warnings are logged
 Tested by: tests/train/test_display.py."""
@@ -11,6 +12,7 @@ import os
 import sys
 import time
 from collections.abc import Collection, Mapping
+from html import escape
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,21 +34,31 @@ if TYPE_CHECKING:
 log = logging.getLogger("tapeless")
 SMOOTHING = 0.95  # of the loss from step to step: about the mean of the last 20
 BARS = "▁▂▃▄▅▆▇█"
+COLUMNS = f"{'step':>8} {'loss':>8} {'smoothed':>9} {'norm':>8} {'lr':>9} {'tokens/s':>9} {'left':>13} {'memory':>9}"
+UPDATE = 0.25  # seconds between updates in a notebook
 
 
 def make_display(kind: str | None, log_every: int) -> "Display":
-    """kind: auto (live in a terminal, else plain), plain, json, or None for no output at all."""
+    """kind: auto (live in a terminal or a notebook, else plain), plain, json, or None for no output at all."""
     if kind not in ("auto", "plain", "json", None):
         raise ConfigError(f"display is {kind!r}; expected auto, plain, json or None")
     if kind in ("json", None):
         return JsonDisplay() if kind else SilentDisplay()
     if kind == "plain":
         return Display(log_every)
+    if in_notebook():
+        return NotebookDisplay(log_every)
     if not sys.stdout.isatty() or os.environ.get("TERM") == "dumb":
         return Display(log_every, "plain lines, since the output is not a terminal")
     if find_spec("rich") is None:
         return Display(log_every, "plain lines; for a live display: pip install rich")
     return LiveDisplay()
+
+
+def in_notebook() -> bool:
+    """Whether IPython runs this code for a notebook, and not in a terminal."""
+    ipython = sys.modules.get("IPython")
+    return ipython is not None and hasattr(ipython.get_ipython(), "kernel")
 
 
 class Progress:
@@ -99,9 +111,12 @@ class Display:
     def __exit__(self, *_: object) -> None:
         pass
 
+    def begin(self, trainer: Trainer) -> None:
+        self.progress = Progress(trainer.steps, trainer.total_steps)
+
     def introduce(self, run: Path | None, trainer: Trainer, baselines: Baselines) -> None:
         self.baselines = baselines
-        self.progress = Progress(trainer.steps, trainer.total_steps)
+        self.begin(trainer)
         self.rows([*introduction(run, trainer, baselines), *([("display", self.reason)] if self.reason else [])])
 
     def verified(self, checks: int, failed: Collection[object]) -> None:
@@ -125,12 +140,17 @@ class Display:
             self.warn(event["warning"])
 
     def step_taken(self) -> None:
-        p, s = self.progress, self.progress.step
+        p, step = self.progress, self.progress.step["step"]
         if len(p.losses) == 1:
-            print(f"\n{'step':>8} {'loss':>8} {'smoothed':>9} {'norm':>8} {'lr':>9} {'tokens/s':>9} {'left':>13} {'memory':>9}")
-        if len(p.losses) == 1 or s["step"] % self.log_every == 0 or s["step"] == p.total:
-            numbers = f"{s['step']:>8} {s['loss']:>8.4f} {p.losses[-1]:>9.4f} {s['grad_norm']:>8.3f} {s['lr']:>9.2e}"
-            print(f"{numbers} {p.tokens_per_second:>9,.0f} {p.left:>13} {memory():>9}", flush=True)
+            print(f"\n{COLUMNS}")
+        if len(p.losses) == 1 or step % self.log_every == 0 or step == p.total:
+            print(self.step_text(), flush=True)
+
+    def step_text(self) -> str:
+        """The last step, below COLUMNS."""
+        p, s = self.progress, self.progress.step
+        numbers = f"{s['step']:>8} {s['loss']:>8.4f} {p.losses[-1]:>9.4f} {s['grad_norm']:>8.3f} {s['lr']:>9.2e}"
+        return f"{numbers} {p.tokens_per_second:>9,.0f} {p.left:>13} {memory():>9}"
 
     def evaluated(self) -> None:
         print(f"{self.progress.eval['step']:>8} {self.evaluation_text()}", flush=True)
@@ -159,7 +179,7 @@ class Display:
             page = run / "report.html"
             rows = [("report", str(page))] if page.is_file() else []
             plugins = required_plugins(trainer.model.config, trainer.config)
-            lines = command_lines(next_commands(run, ending, trainer.total_steps, plugins))
+            lines = command_lines(next_commands(run, ending, trainer.total_steps, trainer.functions, plugins))
             self.rows([*rows, ("run", str(run)), *(("", line) for line in lines)])
 
     def closing(self, trainer: Trainer, ending: str) -> list[Row]:
@@ -311,6 +331,37 @@ class LiveDisplay(Display):
         for label, text in rows:
             grid.add_row(label, Text(text))
         self.console.print(grid)
+
+
+class NotebookDisplay(Display):
+    """For Jupyter: one area that is updated; everything else is printed below it."""
+
+    def __enter__(self) -> "NotebookDisplay":
+        from IPython.display import display
+
+        super().__enter__()
+        self._updated = self.progress.started
+        self._area = display(self._content(), raw=True, display_id=True)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._update()
+
+    def step_taken(self) -> None:
+        if time.monotonic() - self._updated > UPDATE:
+            self._update()
+
+    def _update(self) -> None:
+        self._updated = time.monotonic()
+        self._area.update(self._content(), raw=True)
+
+    def _content(self) -> dict[str, str]:
+        """By MIME type; a notebook shows the HTML, a saved or converted one perhaps the text."""
+        p = self.progress
+        lines = [COLUMNS, self.step_text(), *filter(None, [curve(p.losses, 48)])] if p.step else ["first step …"]
+        text, done = "\n".join(lines), p.step["step"] if p.step else p.first
+        bar = f'<progress value="{done}" max="{p.total}" style="width: 48em; max-width: 100%"></progress>'
+        return {"text/plain": text, "text/html": f'{bar}<pre style="line-height: 1.3">{escape(text)}</pre>'}
 
 
 def fields(values: list[tuple[str, str, str]]) -> "Text":

@@ -39,6 +39,7 @@ def _facts(run: RunDir, config: RunConfig) -> dict[str, Any]:
     return {
         "path": str(run.path),
         **config.tables(),
+        "functions": config.functions,
         "source": source_of(run.path / "data.json"),
         "parameters": starts[-1]["parameters"] if starts else None,
         "baselines": starts[-1]["baselines"] if starts else None,
@@ -96,6 +97,7 @@ def describe(facts: dict[str, Any]) -> str:
         *progress_rows(facts),
         ("saved", saved_text(facts)),
     ]
+    state = Path(facts["path"]), facts["state"], facts["total_steps"], facts["functions"], plugins
     if facts["state"] == RUNNING:
         commands = [(f"tail -f {Path(facts['path']) / 'metrics.jsonl'}", "follow it")]
     elif facts["state"] == IMPORTED:
@@ -104,9 +106,9 @@ def describe(facts: dict[str, Any]) -> str:
             (f"tapeless train new --init-from {facts['path']} --dataset-path my.txt", "fine-tune it"),
         ]
     elif facts["state"] == NOT_STARTED or not facts["checkpoints"]:
-        commands = [(f"tapeless train resume {facts['path']}", "start at step 0")]
+        commands = [next_commands(*state)[0]]
     else:
-        commands = next_commands(Path(facts["path"]), facts["state"], facts["total_steps"], plugins)
+        commands = next_commands(*state)
     return rows_text([*rows, ("next", ""), *(("", line) for line in command_lines(commands))])
 
 

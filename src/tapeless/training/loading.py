@@ -5,14 +5,16 @@
     tapeless.load("runs/tiny", weights="ema")                   their moving average, if the run has one
     tapeless.load("runs/tiny", device="cuda", dtype="bfloat16") on a GPU
     tapeless.load("Qwen3-0.6B")                                 safetensors and config.json, as transformers saves them
-    tapeless.load("runs/tiny").generate("The ", max_tokens=50)  the text and its continuation
+    tapeless.load("runs/tiny").generate("The ")                 the text and its continuation
 Tested by: tests/train/test_loading.py."""
 
 import warnings
 from pathlib import Path
 from typing import Any
 
+from tapeless.data.tokenizer import Tokenizer
 from tapeless.errors import CheckpointError
+from tapeless.interop.generation import Generation
 from tapeless.interop.hf_import import is_hugging_face, read_model
 from tapeless.model.build import AnyModel
 from tapeless.training import runs
@@ -30,17 +32,19 @@ def load(
     ops: str | None = None,
     threads: int | None = None,
 ) -> AnyModel:
-    """The model, on this machine: the settings that a run was trained with play no role.
+    """The model with its tokenizer, on this machine: the settings that a run was trained with play no role.
 
-    device: default a GPU if there is one, else the CPU. dtype: default float32, the dtype of the saved weights. ops: default
-    auto. threads: the number of CPU threads while this model's methods run; default torch's own. No setting of the process
-    changes. If the newest checkpoint of a run is damaged, the one before it is loaded, with a warning."""
+    path: a run, one of its checkpoints, or a Hugging Face directory. weights: raw, or ema, their moving average. device:
+    default a GPU if there is one, else the CPU. dtype: default float32, the dtype of the saved weights. ops: default auto.
+    threads: the number of CPU threads while this model's methods run; default torch's own. No setting of the process changes.
+    If the newest checkpoint of a run is damaged, the one before it is loaded, with a warning."""
     settings: dict[str, Any] = {"device": device, "dtype": dtype, "ops": ops, "threads": threads}
     run, which = Path(path), "latest"
     if is_hugging_face(run):
         found = read_model(run)
         model = runs.inference_model(found.config, found.params, run, **settings)
-        model.tokenizer, model.eos_ids = found.tokenizer, found.generation.eos_ids
+        if found.tokenizer is not None:
+            attach_tokenizer(model, found.tokenizer, found.generation)
         return model
     if (run / MANIFEST).is_file():
         checkpoint = run.resolve()
@@ -50,5 +54,10 @@ def load(
         run, which = checkpoint.parents[1], str(int(step[1]))
     warn = lambda text: warnings.warn(text, stacklevel=4)  # noqa: E731
     model, data, *_ = runs.load(run, which=which, weights=weights, **settings, on_warning=warn)
-    model.tokenizer, model.eos_ids = data.tokenizer, generation_of(RunDir(run), data.tokenizer).eos_ids
+    attach_tokenizer(model, data.tokenizer, generation_of(RunDir(run), data.tokenizer))
     return model
+
+
+def attach_tokenizer(model: AnyModel, tokenizer: Tokenizer, generation: Generation) -> None:
+    """So that the model continues texts, ends and samples as `tapeless generate` does."""
+    model.tokenizer, model.eos_ids, model.sampling = tokenizer, generation.eos_ids, generation.sampling

@@ -20,7 +20,7 @@ from tapeless.model.params import ParamStore
 from tapeless.model.transformer import Transformer
 from tapeless.optim.clip import grad_norm
 from tapeless.training.checkpoint import checkpoints
-from tapeless.training.run_dir import RunDir
+from tapeless.training.run_dir import RunDir, resume_command
 from tapeless.training.step import accumulate_gradients
 
 
@@ -46,10 +46,11 @@ def explained(
     lr: float,
     run: RunDir | None,
     *,
-    peak: float,
+    peak: float | None,
+    functions: Sequence[str] = (),
 ) -> NonFiniteError:
     """The error with the first bad tensor in its message, and a dump in the run directory. lr: of the step; peak: of the
-    schedule."""
+    schedule, None if that is a function; functions: those that a resume needs."""
     present = {name: x for name, x in batch.items() if x is not None}
     number, first = counts["step"] + 1, counts["first_sample"]
     last = first + len(present["tokens"]) - 1
@@ -66,16 +67,17 @@ def explained(
             text += f"; dump: {dump}"
         except WriteError as failure:
             text += f"; no dump: {failure}"
-        text += f"; {_next(run, peak)}"
+        text += f"; {_next(run, peak, functions)}"
     return NonFiniteError(text)
 
 
-def _next(run: RunDir, peak: float) -> str:
+def _next(run: RunDir, peak: float | None, functions: Sequence[str]) -> str:
     """What to do. Without a checkpoint, the same steps would diverge again."""
-    resume, smaller = f"tapeless train resume {run.path}", f"--lr {peak / 2:.2g}"
+    smaller = {} if peak is None else {"lr": f"{peak / 2:.2g}"}
+    resume, again = resume_command(run.path, functions), resume_command(run.path, functions, **smaller)
     if checkpoints(run.checkpoints):
-        return f"resume from the last checkpoint: {resume}; if it diverges again, with a smaller learning rate: {smaller}"
-    return f"there is no checkpoint yet: start again at step 0, with a smaller learning rate: {resume} {smaller}"
+        return f"resume from the last checkpoint: {resume}; if it diverges again, with a smaller learning rate: {again}"
+    return f"there is no checkpoint yet: start again at step 0, with a smaller learning rate: {again}"
 
 
 def first_bad_tensor(model: AnyModel, batch: Sequence[Tensor], counts: Mapping[str, int]) -> BadTensor:

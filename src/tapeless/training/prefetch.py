@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from tapeless.data.loader import ExampleLoader, Loader
+from tapeless.ops.numerics import copy_stream
 
 Batch = tuple[Tensor, ...]  # tokens, targets (B, T) int64, and document_ids if masked
 TOGETHER = 2**15  # tokens that are read at a time on a CPU: half a megabyte
@@ -46,7 +47,7 @@ class Prefetch:
         batch = self.loader.batch(first_sample)
         if self.device.type != "cuda":
             return tuple(part.to(self.device) for part in batch)
-        stream = torch.cuda.Stream(self.device)
+        stream = copy_stream(self.device)
         with torch.cuda.stream(stream):
             moved = tuple(part.pin_memory().to(self.device, non_blocking=True) for part in batch)
         stream.synchronize()

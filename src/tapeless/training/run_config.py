@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tapeless.config import KINDS, ROLES, AnyModelConfig, TrainConfig, checked
+from tapeless.config import FUNCTION, KINDS, ROLES, AnyModelConfig, TrainConfig, checked
 from tapeless.data.files import atomic_write
 from tapeless.errors import CHANGED, ConfigError
 
@@ -31,13 +31,20 @@ FREE |= {"sample_every", "sample_tokens", "sample_prompt", "sample_temperature",
 class RunConfig:
     model: AnyModelConfig
     train: TrainConfig
-    data: Mapping[str, str]  # fingerprints by name: tokenizer_hash, dataset_fingerprint, and the base of adapters (base.py)
+    # By name: fingerprints (tokenizer_hash, dataset_fingerprint), the base of adapters (base.py), and `batches` if FUNCTION.
+    data: Mapping[str, str]
     plugins: Mapping[str, str] = field(default_factory=dict)  # name -> the file that defines it, with its hash (plugins.py)
 
     @property
     def imported(self) -> bool:
         """Imported: it has a tokenizer, but no training data."""
         return "dataset_fingerprint" not in self.data
+
+    @property
+    def functions(self) -> list[str]:
+        """The arguments of tapeless.resume that hold the caller's functions, and that a resume needs."""
+        own = {"batches": self.data.get("batches"), "lr_schedule": self.train.lr_schedule}
+        return [name for name, value in own.items() if value == FUNCTION]
 
     def tables(self) -> dict[str, dict[str, Any]]:
         kind = next(kind for kind, cls in KINDS.items() if type(self.model) is cls)

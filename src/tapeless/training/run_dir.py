@@ -6,11 +6,12 @@ Tested by: tests/train/test_run_dir.py."""
 import json
 import os
 import platform
+import shlex
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -23,6 +24,15 @@ from tapeless.errors import NOT_A_RUN, PICKLE, RUN_LOCKED, RUN_NOT_EMPTY, Config
 
 PACKAGES = ("tapeless", "torch", "numpy", "safetensors")
 LOCKED_BYTE = 1 << 20  # Windows makes locked bytes unreadable: lock one beyond the text
+
+
+def resume_command(run: Path, functions: Iterable[str] = (), **changes: object) -> str:
+    """How a run is continued: the command, or the call if it needs functions of the caller, by their arguments' names."""
+    if functions := list(functions):
+        arguments = [f"{name}=..." for name in functions] + [f"{name}={value}" for name, value in changes.items()]
+        return f"tapeless.resume({str(run)!r}, {', '.join(arguments)})"
+    flags = [f"--{name.replace('_', '-')} {value}" for name, value in changes.items()]
+    return " ".join([f"tapeless train resume {shlex.quote(str(run))}", *flags])
 
 
 class RunDir:

@@ -71,24 +71,31 @@ def resolve_dtype(train: TrainConfig) -> TrainConfig:
     return replace(train, dtype=found.dtype)
 
 
-def resolve_defaults(config: AnyModelConfig, train: TrainConfig) -> TrainConfig:
-    """Fill in seq_len and dtype where they were left open, and check that the device exists."""
-    usable_device(train.device)
+def resolve_defaults(config: AnyModelConfig, train: TrainConfig, *, here: bool = True) -> TrainConfig:
+    """Fill in seq_len and dtype where they were left open, and check that the device exists if the run is to be on this
+    machine."""
+    if here:
+        usable_device(train.device)
     return resolve_dtype(replace(train, seq_len=resolve_seq_len(config, train)))
 
 
 def create_run(
-    model_config: AnyModelConfig, train_config: TrainConfig, out_dir: Path, argv: Sequence[str]
+    model_config: AnyModelConfig,
+    train_config: TrainConfig,
+    out_dir: Path,
+    argv: Sequence[str],
+    facts: Mapping[str, str] | None = None,
 ) -> tuple[RunDir, RunConfig, Dataset]:
-    """A new run directory with everything a resume needs; it is removed again if the data or the model cannot be used."""
+    """A new run directory with everything a resume needs; it is removed again if the data or the model cannot be used.
+    facts: more of them for [data] of config.toml."""
     run = RunDir.create(out_dir)
     try:
         train_config = import_base_model(resolve_defaults(model_config, train_config), run, argv)
         data = prepare(train_config, model_config.vocab_size, run.path, **text_format(train_config))
-        facts = {"tokenizer_hash": data.tokenizer.fingerprint, "dataset_fingerprint": data.fingerprint}
+        known = {"tokenizer_hash": data.tokenizer.fingerprint, "dataset_fingerprint": data.fingerprint, **(facts or {})}
         if train_config.init_from:
-            facts |= _inherit(RunDir.open(train_config.init_from), run, adapters=train_config.lora is not None)
-        config = RunConfig(model_config, train_config, facts, required_plugins(model_config, train_config))
+            known |= _inherit(RunDir.open(train_config.init_from), run, adapters=train_config.lora is not None)
+        config = RunConfig(model_config, train_config, known, required_plugins(model_config, train_config))
         write_run_config(run.config, config)
         write_json(run.env, environment(argv))
     except BaseException as error:  # also Ctrl-C: an incomplete directory would block the next attempt

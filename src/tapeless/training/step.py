@@ -104,7 +104,6 @@ def train_step(
         raise NonFiniteError(f"step {step + 1}: loss {loss}, gradient norm {norm}; nothing was updated: try a smaller lr")
     if loss > loss_limit:
         return StepResult(loss, norm, skipped=True)
-    optimizer.lr = lr
-    if optimizer.step(scale=clip_scale(norm, grad_clip), copy=model.store.copy):
+    if optimizer.step(lr, scale=clip_scale(norm, grad_clip), copy=model.store.copy):
         model.store.mark_copied()
     return StepResult(loss, norm)

@@ -4,12 +4,12 @@ Tested by: tests/train/test_display.py, tests/train/test_info.py."""
 
 import re
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
 import torch
 
-from tapeless.config import OPTIMIZERS, AnyModelConfig, ModelConfig, TrainConfig
+from tapeless.config import FUNCTION, OPTIMIZERS, AnyModelConfig, ModelConfig, TrainConfig
 from tapeless.data.baselines import Baselines
 from tapeless.data.chat import FILE as CHAT_TEMPLATE
 from tapeless.data.loader import ExampleLoader
@@ -20,6 +20,7 @@ from tapeless.model.params import count_params
 from tapeless.model.transformer import Transformer
 from tapeless.plugins import plugin_flags
 from tapeless.text import Row
+from tapeless.training.run_dir import resume_command
 from tapeless.training.trainer import Trainer
 
 
@@ -107,15 +108,19 @@ def steps_text(trainer: Trainer) -> str:
     c, total = trainer.config, trainer.total_steps
     rows = f"{c.batch_size} x {trainer.seq_len}" + (f" x {c.grad_accum} micro-batches" if c.grad_accum > 1 else "")
     tokens = c.batch_size * c.grad_accum * trainer.seq_len
-    epochs = total * trainer.loader.batch_size / trainer.loader.num_windows
+    epochs = "batches of your own"
+    if trainer.loader.num_windows:
+        epochs = f"{total * trainer.loader.batch_size / trainer.loader.num_windows:.3g} epochs"
     warmup = f"{trainer.warmup_steps:,} warm-up steps" if trainer.warmup_steps else "no warm-up"
     limit = "" if c.max_time == "0" else f"; this process stops after {c.max_time}"
-    return f"{total:,} of {rows} = {tokens:,} tokens, {epochs:.3g} epochs; {warmup}{limit}"
+    return f"{total:,} of {rows} = {tokens:,} tokens, {epochs}; {warmup}{limit}"
 
 
 def optimizer_text(c: TrainConfig) -> str:
     last = c.lr / 10 if c.min_lr is None else c.min_lr
     rate = f"lr {c.lr:g}, {c.lr_schedule}" + ("" if c.lr_schedule == "constant" else f" to {last:g}")
+    if c.lr_schedule == FUNCTION:
+        rate = "lr a function of the step"
     values = []
     if c.optimizer in OPTIMIZERS:  # and not of a plugin that is not loaded
         optimizer = OPTIMIZERS[c.optimizer]
@@ -151,20 +156,22 @@ def try_command(run: Path, options: str = "--temperature 0.7") -> Row:
     return f"tapeless generate {path} {options}", "generate text"
 
 
-def next_commands(run: Path, ending: str, total_steps: int, plugins: Mapping[str, str]) -> list[Row]:
-    """Suggested commands and their purpose. ending: done, early, or anything else for a run that can be resumed. plugins: those
-    that the run records."""
-    path, load = shlex.quote(str(run)), plugin_flags(plugins, training=False)
-    resume_path = path + plugin_flags(plugins, training=True)
-    resume = (f"tapeless train resume {resume_path}", "continue as if it had not been interrupted")
-    if ending in ("done", "early"):
-        resume = (f"tapeless train resume {resume_path} --max-steps {2 * total_steps}", "train for longer")
+def next_commands(
+    run: Path, ending: str, total_steps: int, functions: Collection[str] = (), plugins: Mapping[str, str] | None = None
+) -> list[Row]:
+    """Suggested commands and their purpose. ending: done, early, or anything else for a run that can be resumed. functions: the
+    arguments of tapeless.resume that the run needs. plugins: those that it records."""
+    path, ended, plugins = shlex.quote(str(run)), ending in ("done", "early"), plugins or {}
+    more = {"max_steps": 2 * total_steps} if ended else {}
+    again = resume_command(run, functions, **more) + ("" if functions else plugin_flags(plugins, training=True))
+    resume = (again, "train for longer" if ended else "continue as if it had not been interrupted")
     command, what = try_command(run)
+    load = plugin_flags(plugins, training=False)
     others = [
         (command + load, what),
         (f"tapeless eval {path} --checkpoint best{load}", "evaluate on the whole validation text"),
     ]
-    return [*others, resume] if ending in ("done", "early") else [resume, *others]
+    return [*others, resume] if ended else [resume, *others]
 
 
 def command_lines(commands: list[Row]) -> list[str]:

@@ -1,7 +1,7 @@
 """The trainer: the training loop of `tapeless train new`, also for loops of your own.
 
     trainer = Trainer(model, TrainConfig(max_steps=200), data)
-    trainer.run()                                  # the whole loop, or
+    trainer.run()                                  # the whole loop, with its progress, or
     metrics = trainer.step(*trainer.next_batch())  # one step at a time
 
 The batch, the learning rate, the dropout masks and what is due are functions of the step and of the number of samples before
@@ -16,6 +16,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,9 +25,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tapeless.config import Sampling, TrainConfig, seconds
+from tapeless.config import FUNCTION, Sampling, TrainConfig, seconds
 from tapeless.data.files import atomic_write
-from tapeless.data.loader import training_batches, validation_set
+from tapeless.data.loader import ExampleLoader, Loader, training_batches, validation_set
 from tapeless.data.prepare import Dataset
 from tapeless.errors import ConfigError, InvariantError, NonFiniteError, WriteError
 from tapeless.generate.engine import generate
@@ -38,6 +39,7 @@ from tapeless.training.captured_step import captured_step
 from tapeless.training.checkpoint import Checkpoint, restore
 from tapeless.training.checkpoint_writer import CheckpointWriter
 from tapeless.training.evaluate import Evaluation, evaluate
+from tapeless.training.functions import Batches, OwnBatches, OwnSchedule, Schedule, check_functions
 from tapeless.training.guard import SpikeGuard
 from tapeless.training.imported import generation_of
 from tapeless.training.invariants import check_invariants
@@ -54,6 +56,7 @@ log = logging.getLogger("tapeless")
 # Events that a resume writes again for the step it starts at.
 REPEATED = ("checkpoint", "eval", "sample", "guard", "end")
 
+SLOW_DISK = 1.0  # seconds of waiting that are worth a warning
 Listener = Callable[[dict[str, Any]], None]
 
 
@@ -67,6 +70,8 @@ def document_starts(model: AnyModel, data: Dataset) -> tuple[np.ndarray, np.ndar
 
 
 class Trainer:
+    __doc__ = __doc__
+
     def __init__(
         self,
         model: AnyModel,
@@ -78,22 +83,41 @@ class Trainer:
         before_save: Callable[[], None] = lambda: None,
         stopped: Callable[[], bool] = lambda: False,
         base: str | None = None,
+        batches: Batches | None = None,
+        lr_schedule: Schedule | None = None,
     ):
-        """run: where checkpoints and samples are written; None writes nothing. on_event: called with every event of
-        metrics.jsonl. before_save: called before each checkpoint by the thread that writes it, to sync the events so far to the
-        disk. stopped: polled at every step and during evaluation; True saves and ends the run, as does max_time, which counts
-        from here. base: the hash of the base weights of adapters, recorded in checkpoints."""
+        """model, config, data: what is trained, how, and on what. batches, lr_schedule: functions of the step in place of the
+        training part of data and of the schedule of config (functions.py). run: where checkpoints and samples are written; None
+        writes nothing. on_event: called with every event of metrics.jsonl. before_save: called before each checkpoint by the
+        thread that writes it, to sync the events so far to the disk. stopped: polled at every step and during evaluation; True
+        saves and ends the run, as does max_time, which counts from here. base: the hash of the base weights of adapters,
+        recorded in checkpoints."""
+        if lr_schedule is not None:
+            config = replace(config, lr_schedule=FUNCTION)
+        check_functions(config, batches, lr_schedule)
         self.model, self.config, self.data, self.run_dir = model, config, data, run
         self.on_event, self.base = on_event, base
         self._stop_requested, self._deadline = stopped, time.monotonic() + seconds(config.max_time)
         self.seq_len: int = config.seq_len or default_seq_len(model.config)
         starts = document_starts(model, data) if config.document_attention else (None, None)
-        self.loader = training_batches(data, self.seq_len, config.batch_size * config.grad_accum, config.seed, starts[0])
-        self._batches = Prefetch(self.loader, model.device)
+        self._schedule: OwnSchedule | None = None
+        if lr_schedule is not None:
+            self._schedule = OwnSchedule(lr_schedule)
+            self._schedule(0)  # raises if that is no rate
+        self._own: OwnBatches | None = None
+        if batches is None:
+            loader = training_batches(data, self.seq_len, config.batch_size * config.grad_accum, config.seed, starts[0])
+            self.loader: Loader | ExampleLoader | OwnBatches = loader
+            self._batches = Prefetch(loader, model.device)
+        else:
+            self.loader = self._own = OwnBatches(batches, config, self.seq_len, model.device)
+            self._own.check_first()
         self.validation = validation_set(data, self.seq_len, config.eval_windows, starts[1])
         self.optimizer = optimizer_of(model, config)
         self.ema = ema_of(model, config)
         self._captured = captured_step(model, self.optimizer, config)
+        # Events of a step are emitted while a GPU computes the next one, or before what is due after it.
+        self.reports_late = self._captured is not None and model.device.type != "cpu"
         self.spikes = SpikeGuard(config.spike_z)
         self._layer_stats = LayerStats(model, config.layer_stats_every)
         self.steps = self.samples = self.tokens = 0  # so far
@@ -110,8 +134,9 @@ class Trainer:
             self._writer = CheckpointWriter(run.checkpoints, **keep, before_write=before_save)
         self._saved_step: int | None = None  # of the last checkpoint, which may still be being written
         self._state_to_save: dict[str, Any] = {}
-        self._slow_disk = False  # whether it was warned about
+        self._waited = 0.0  # seconds, for a checkpoint that was still being written when the next was due
         self.spent = TimeSpent()
+        self._unreported: Callable[[], None] | None = None  # emits the events of the last step
         self._last_end: float | None = None  # perf_counter at the end of the last step, moved on by pauses
         self._plan()
 
@@ -120,11 +145,20 @@ class Trainer:
         self.total_steps = total_steps(self.config, self.loader.num_windows, steps=self.steps, samples=self.samples)
         self.warmup_steps = warmup_steps(self.config, self.total_steps)
 
+    @property
+    def functions(self) -> list[str]:
+        """The arguments that are the caller's functions, without which the run cannot be resumed."""
+        return ["batches"] * (self._own is not None) + ["lr_schedule"] * (self._schedule is not None)
+
     def learning_rate(self, step: int) -> float:
+        """Of a step, 0 being the first."""
+        if self._schedule is not None:
+            return self._schedule(step)
         return scheduled_rate(self.config, step, self.total_steps, self.warmup_steps)
 
     def next_batch(self) -> tuple[Tensor, ...]:  # tokens, targets (k*B, T) int64, k = grad_accum; document_ids if masked
-        return self._batches.at(self.samples)
+        """The batch of the coming step: the same one until step() is called."""
+        return self._batches.at(self.samples) if self._own is None else self._own.at(self.steps)
 
     def step(
         self,
@@ -132,6 +166,7 @@ class Trainer:
         targets: Tensor,  # (k*B, T) int64
         documents: Tensor | None = None,  # (k*B, T) int64: attention stays inside each
     ) -> StepMetrics:
+        """One update by any batch of grad_accum micro-batches: forward, backward, clipping, the optimizer."""
         if self.config.check_invariants_every and (self.steps + 1) % self.config.check_invariants_every == 0:
             check_invariants(self.model, tokens, targets, documents, step=self.steps, first_sample=self.samples)
         start = time.perf_counter()
@@ -141,7 +176,9 @@ class Trainer:
         except NonFiniteError as error:
             counts = {"grad_accum": self.config.grad_accum, "step": self.steps, "first_sample": self.samples}
             batch = {"tokens": tokens, "targets": targets, "documents": documents}
-            raise explained(error, self.model, batch, counts, lr, self.run_dir, peak=self.config.lr) from None
+            peak = self.config.lr if self._schedule is None else None
+            options: dict[str, Any] = {"peak": peak, "functions": self.functions}
+            raise explained(error, self.model, batch, counts, lr, self.run_dir, **options) from None
         if self.ema is not None and not result.skipped:
             self.ema.update(self.optimizer.t)
         now = time.perf_counter()
@@ -167,9 +204,10 @@ class Trainer:
         """The step itself, with the spike guard."""
         limit = self.spikes.limit()
         if self._captured is not None:
-            result = self._captured(tokens, targets, documents, lr=lr, step=self.steps, loss_limit=limit.loss)
+            options: dict[str, Any] = {"loss_limit": limit.loss, "meanwhile": self._report}
+            result = self._captured(tokens, targets, documents, lr=lr, step=self.steps, **options)
         else:
-            options: dict[str, Any] = {"grad_clip": self.config.grad_clip, "grad_accum": self.config.grad_accum}
+            options = {"grad_clip": self.config.grad_clip, "grad_accum": self.config.grad_accum}
             options |= {"lr": lr, "first_sample": self.samples, "loss_limit": limit.loss}
             result = train_step(self.model, self.optimizer, tokens, targets, documents, step=self.steps, **options)
         self.spikes.take(result.loss)
@@ -182,14 +220,36 @@ class Trainer:
 
     @property
     def out_of_time(self) -> bool:
+        """Whether max_time is over."""
         return time.monotonic() >= self._deadline
 
     def stopped(self) -> bool:
         """Whether to end the run here, resumable."""
         return self._stop_requested() or self.out_of_time
 
-    def run(self) -> str:
-        """Train to the end; returns `done`, `early` (no new best for too long) or `stopped` (requested, or out of time)."""
+    def run(self, *, display: str | None = "auto") -> str:
+        """Train to the end; returns `done`, `early` (no new best for too long) or `stopped` (requested, or out of time).
+
+        display: auto (live in a terminal or a notebook, else plain lines), plain, json, or None for no output."""
+        if display is None:
+            return self._run()
+        from tapeless.training.display import make_display  # which imports this file
+
+        shown, on_event = make_display(display, self.config.log_every), self.on_event
+
+        def both(event: dict[str, Any]) -> None:
+            on_event(event)
+            shown.event(event)
+
+        shown.begin(self)
+        self.on_event = both
+        try:
+            with shown:
+                return self._run()
+        finally:
+            self.on_event = on_event
+
+    def _run(self) -> str:
         try:
             self.spent.restart()
             complete, self._last_end = True, time.perf_counter()
@@ -199,33 +259,58 @@ class Trainer:
             while (ending := self._ending(complete)) is None:
                 self._take_step()
                 complete = self._after_step()
+            self._report()
             self.save()
             self._emit("time_spent", seconds=self.spent.seconds())
         except (NonFiniteError, InvariantError) as error:
+            self._report()
             self._emit("guard", error=str(error))
             raise
         finally:
             try:
+                self._report()
                 self._collect_saves(wait=True)
             finally:
                 if self._writer is not None:
                     self._writer.close()
-                self._batches.close()
+                if self._own is None:
+                    self._batches.close()
         return ending
 
     def _take_step(self) -> None:
         measured = self._layer_stats.due(self.steps + 1)
         if measured:
             self._layer_stats.before()
-        with self.spent("data"):
-            batch = self.next_batch()
+        try:
+            self.learning_rate(self.steps)
+            with self.spent("data"):
+                batch = self.next_batch()
+        except Exception:  # mostly of the caller's functions: nothing of this step was done, and no work is lost
+            self._report()
+            if self.steps:
+                self.save()
+            raise
         with self.spent("step"):
             metrics = self.step(*batch)
         with self.spent("metrics"):
-            self._emit("step", **metrics._asdict())
-            if measured:
-                self._emit("layer_stats", **self._layer_stats.after(metrics.grad_norm))
-            self._collect_saves()
+            stats = self._layer_stats.after(metrics.grad_norm) if measured else None
+
+        def report() -> None:
+            with self.spent("metrics"):
+                self._emit("step", **metrics._asdict())
+                if stats is not None:
+                    self._emit("layer_stats", step=metrics.step, **stats)
+                self._collect_saves()
+
+        self._report()  # of the step before, if nothing did meanwhile
+        self._unreported = report
+        if not self.reports_late:
+            self._report()
+
+    def _report(self) -> None:
+        report, self._unreported = self._unreported, None
+        if report is not None:
+            report()
 
     def _ending(self, complete: bool) -> str | None:
         """Why the run ends here, or None. complete: everything due at this step has been done."""
@@ -240,6 +325,8 @@ class Trainer:
         if self.steps == 0:
             return True
         c, last = self.config, self.steps >= self.total_steps
+        if last or any(every and self.steps % every == 0 for every in (c.save_every, c.eval_every, c.sample_every)):
+            self._report()
         if last or self.steps % c.save_every == 0:
             self._start_save()
         evaluation_due = last or (c.eval_every and self.steps % c.eval_every == 0)
@@ -318,12 +405,11 @@ class Trainer:
             return
         with self._pause("checkpoints"):
             self.model.store.raise_if_non_finite()
-            waited = self._writer.wait()
-            if background and waited > 0.1 and not self._slow_disk:
-                self._slow_disk = True
+            before, self._waited = self._waited, self._waited + self._writer.wait()
+            if background and before <= SLOW_DISK < self._waited:
                 self._warn(
-                    f"step {self.steps}: training waited {waited:.1f} s until the checkpoint before was written: the disk is "
-                    "slower than save_every and eval_every allow"
+                    f"step {self.steps}: training has waited {self._waited:.1f} s for the checkpoint before to be written: the "
+                    "disk is slower than save_every and eval_every allow"
                 )
             self._collect_saves()  # before the next is on disk, from which a resume would not report the one before
             state = self.optimizer.named_state() | ({} if self.ema is None else {EMA: self.ema.named()})
@@ -374,6 +460,7 @@ class Trainer:
         self.spikes = SpikeGuard(self.config.spike_z, guard.get("losses", ()))
         self.optimizer.t = self.steps - self.skipped
         self._saved_step = self.steps
+        self._check_functions(state["functions"])
         self._plan()
         self._resume_average(checkpoint)
         if self.run_dir is not None:
@@ -383,6 +470,26 @@ class Trainer:
         changed = [f"{name} was {state[name]}, is {value}" for name, value in here.items() if state[name] != value]
         if changed:
             self._warn(f"the last bits may differ from an uninterrupted run: {'; '.join(changed)}")
+
+    def _check_functions(self, saved: dict[str, Any] | None) -> None:
+        """The caller's functions must give for the last step what they gave the run."""
+        now = self._last_given() or {}
+        for name, value in (saved or {}).items():
+            if now.get(name, value) != value:
+                what = f"the rate {value:.8g}, now {now[name]:.8g}" if name == "lr_schedule" else "another batch"
+                raise ConfigError(
+                    f"{name}: for step {self.steps} the run was given {what}; pass what it began with, or a function that "
+                    "differs only for later steps"
+                )
+
+    def _last_given(self) -> dict[str, Any] | None:
+        """What the caller's functions gave for the last step: a hash, and a rate."""
+        given: dict[str, Any] = {}
+        if self._own is not None:
+            given["batches"] = self._own.fingerprint(self.steps - 1)
+        if self._schedule is not None:
+            given["lr_schedule"] = self._schedule(self.steps - 1)
+        return given or None
 
     def _resume_average(self, checkpoint: Checkpoint) -> None:
         """An override of ema_decay may start or end the average here, with a warning."""
@@ -413,6 +520,7 @@ class Trainer:
             },
             "world_size": 1,
             "base": self.base,
+            "functions": self._last_given() if self.steps else None,
         }
 
     def _emit(self, event: str, **facts: Any) -> None:

@@ -106,10 +106,11 @@ def add_norm_forward(
     *,
     eps: float,
     centre: bool,
+    dtype: torch.dtype | None = None,  # of n, by default x's
 ) -> tuple[Tensor, Tensor, AddNormSaved]:  # s (..., C), n (..., C)
     x = contiguous(x)
     s = x if delta is None else torch.empty_like(x)
-    n = torch.empty_like(x)
+    n = torch.empty_like(x, dtype=dtype)
     r = torch.empty(*x.shape[:-1], 1, dtype=torch.float32, device=x.device)
     m = torch.empty_like(r) if centre else r
     N, C, tile = r.numel(), x.shape[-1], _tile(x.shape[-1])

@@ -1,10 +1,9 @@
-"""A token of each of several sequences, or several tokens of one, through the whole model in five launches per layer.
+"""A token of each of several sequences, or several tokens of one, through the whole model in seven launches per layer.
 
-    norm, qkv, rotation, cache -> attention -> out and residual -> norm, up, gate -> down and residual
-A step of few rows costs as much as reading the weights, so a linear map reads each weight once for up to ROWS rows. RMSNorm is
-part of the linear map after it: each program scales its columns by the norm's weight on the way, adds up the squares, and
-divides its sums by their root at the end. LayerNorm and norms after the residual sum have launches of their own. Between
-kernels the residual stream is float32; what a matmul reads has the dtype of the weights.
+    norm -> qkv, rotation, cache -> attention -> out and residual -> norm -> up, gate -> down and residual
+A step of few rows costs as much as reading the weights, so a linear map reads each weight once for up to ROWS rows. Norms are
+not part of the linear maps after them: each of their programs would normalise all columns again, which took longer than a
+launch. Between kernels the residual stream is float32; what a matmul reads has the dtype of the weights.
 
 A row of the logits has the same bits whatever the other rows are, and whether its token came alone or in a prompt: every sum
 runs in one order. A program holds at most 32 rows, for which the compiler takes the matmul instruction of 16 rows; from 64 rows
@@ -42,14 +41,14 @@ class Tile(NamedTuple):
     stages: int
 
 
-DEPTH = 128  # bfloat16 inputs of a linear map that are added at a time, which sets the order of its sums
-# Rows of a program -> launch -> tile. Not measured yet; acceptance/generation_cuda.py compares others.
+DEPTH = 256  # bfloat16 inputs of a linear map that are added at a time, which sets the order of its sums
+# Rows of a program -> launch -> tile: the fastest of those that acceptance/generation_cuda.py compares, on an H200.
 TILES = {
-    16: {"qkv": Tile(16, 2, 6), "out": Tile(16, 2, 6), "up": Tile(16, 2, 6), "down": Tile(16, 2, 12), "head": Tile(64, 4, 4)},
-    32: {"qkv": Tile(32, 4, 3), "out": Tile(16, 4, 4), "up": Tile(32, 4, 3), "down": Tile(16, 4, 4), "head": Tile(64, 8, 3)},
+    16: {"qkv": Tile(16, 2, 4), "out": Tile(32, 4, 4), "up": Tile(64, 4, 3), "down": Tile(32, 4, 4), "head": Tile(64, 4, 3)},
+    32: {"qkv": Tile(32, 4, 3), "out": Tile(16, 4, 4), "up": Tile(32, 4, 3), "down": Tile(16, 4, 4), "head": Tile(64, 4, 3)},
 }
-KEYS, ATTENTION_WARPS, ATTENTION_STAGES = 64, 4, 2
-LARGEST = 2**15  # bytes of a block of keys: two of them, and two of values, are in shared memory
+KEYS, ATTENTION_WARPS, ATTENTION_STAGES = 32, 2, 3
+LARGEST = 2**15  # bytes of a block of keys: some of them, and of values, are in shared memory
 BLOCK = 1024  # features of a token that a program of the embedding copies
 
 
@@ -72,22 +71,15 @@ def _embed_kernel(
 
 @triton.jit
 def _times(
-    x, norm, w, r, o, R, I, eps,
-    NORM: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, PRECISION: tl.constexpr,
-):  # x (R, I) at rows r, RMS-normalised if NORM, times rows o of w (O, I) -> (ROWS, COLUMNS) float32  # fmt: skip
+    x, w, r, o, R, I, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, PRECISION: tl.constexpr
+):  # x (R, I) at rows r, times rows o of w (O, I) -> (ROWS, COLUMNS) float32
     sums = tl.zeros([ROWS, COLUMNS], tl.float32)
-    squares = tl.zeros([ROWS, DEPTH], tl.float32)
     at_x, at_w = x + r[:, None] * I, w + o.to(tl.int64)[:, None] * I
     for first in range(0, I, DEPTH):
         i = first + tl.arange(0, DEPTH)
         a = tl.load(at_x + i[None, :], mask=(r < R)[:, None] & (i < I)[None, :], other=0.0)
         b = tl.load(at_w + i[None, :], mask=(i < I)[None, :], other=0.0)
-        if NORM:
-            squares += a * a
-            a *= tl.load(norm + i, mask=i < I, other=0.0).to(tl.float32)[None, :]
-        sums = tl.dot(a.to(b.dtype), tl.trans(b), sums, input_precision=PRECISION)
-    if NORM:
-        sums *= (1.0 / tl.sqrt(tl.sum(squares, 1) / I + eps))[:, None]
+        sums = tl.dot(a, tl.trans(b), sums, input_precision=PRECISION)
     return sums
 
 
@@ -103,8 +95,8 @@ def _bias(y, b, o, HAS_BIAS: tl.constexpr):  # (ROWS, COLUMNS) + (O,) at o (COLU
 
 @one_for_all_rows
 def _qkv_kernel(
-    x, norm, w, b, q_norm, k_norm, cos, sin, slots, positions, q, keys, values, of_slot, of_head, R, C, H, G, D, half, blocks,
-    eps, NORM: tl.constexpr, HAS_BIAS: tl.constexpr, HEAD_NORM: tl.constexpr, ROPE: tl.constexpr,
+    x, w, b, q_norm, k_norm, cos, sin, slots, positions, q, keys, values, of_slot, of_head, R, C, H, G, D, half, blocks,
+    eps, HAS_BIAS: tl.constexpr, HEAD_NORM: tl.constexpr, ROPE: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, PRECISION: tl.constexpr,
 ):  # x (R, C); w ((H+2G) D, C); q (R, H, D); keys, values (slots, G, S, D)  # fmt: skip
     """A program has features c and c + half of a head, which are rotated together, for all c or some."""
@@ -112,7 +104,7 @@ def _qkv_kernel(
     head, block = tl.program_id(0) // blocks, tl.program_id(0) % blocks
     r, j = tl.program_id(1) * ROWS + tl.arange(0, ROWS), tl.arange(0, COLUMNS)
     o = head * D + tl.minimum(block * HALF + j % HALF + (j // HALF) * half, D - 1)
-    y = _times(x, norm, w, r, o, R, C, eps, NORM, ROWS, COLUMNS, DEPTH, PRECISION)
+    y = _times(x, w, r, o, R, C, ROWS, COLUMNS, DEPTH, PRECISION)
     lo, hi = _halves(_bias(y, b, o, HAS_BIAS), ROWS, HALF)
     c = block * HALF + tl.arange(0, HALF)
     in_lo, in_hi = (r < R)[:, None] & (c < half)[None, :], (r < R)[:, None] & (c + half < D)[None, :]
@@ -194,13 +186,13 @@ def _combine_kernel(
 
 @one_for_all_rows
 def _up_kernel(
-    x, norm, w, b, h, R, C, F, eps, NORM: tl.constexpr, HAS_BIAS: tl.constexpr, KIND: tl.constexpr, IS_GATED: tl.constexpr,
+    x, w, b, h, R, C, F, HAS_BIAS: tl.constexpr, KIND: tl.constexpr, IS_GATED: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, PRECISION: tl.constexpr,
 ):  # x (R, C); w (2F, C) or (F, C); h (R, F)  # fmt: skip
     WIDTH: tl.constexpr = COLUMNS // 2 if IS_GATED else COLUMNS  # a gate and what it multiplies are in one program
     r, j = tl.program_id(1) * ROWS + tl.arange(0, ROWS), tl.arange(0, COLUMNS)
     o = tl.minimum(tl.program_id(0) * WIDTH + j % WIDTH, F - 1) + (j // WIDTH) * F
-    y = _bias(_times(x, norm, w, r, o, R, C, eps, NORM, ROWS, COLUMNS, DEPTH, PRECISION), b, o, HAS_BIAS)
+    y = _bias(_times(x, w, r, o, R, C, ROWS, COLUMNS, DEPTH, PRECISION), b, o, HAS_BIAS)
     if IS_GATED:
         gate, up = _halves(y, ROWS, WIDTH)
         f, _ = f_df(gate, KIND)
@@ -213,12 +205,12 @@ def _up_kernel(
 
 @one_for_all_rows
 def _linear_kernel(
-    x, norm, w, b, y, R, I, O, eps, NORM: tl.constexpr, HAS_BIAS: tl.constexpr, ADD: tl.constexpr,
+    x, w, b, y, R, I, O, HAS_BIAS: tl.constexpr, ADD: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, PRECISION: tl.constexpr,
 ):  # x (R, I); w (O, I); y (R, O), accumulated into if ADD  # fmt: skip
     r, c = tl.program_id(1) * ROWS + tl.arange(0, ROWS), tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     o = tl.minimum(c, O - 1)
-    out = _bias(_times(x, norm, w, r, o, R, I, eps, NORM, ROWS, COLUMNS, DEPTH, PRECISION), b, o, HAS_BIAS)
+    out = _bias(_times(x, w, r, o, R, I, ROWS, COLUMNS, DEPTH, PRECISION), b, o, HAS_BIAS)
     at, inside = y + r.to(tl.int64)[:, None] * O + c[None, :], (r < R)[:, None] & (c < O)[None, :]
     if ADD:
         out += tl.load(at, mask=inside, other=0.0)
@@ -262,28 +254,23 @@ class _Decode:
         keys, values = kv_cache.stacked["keys"][0], kv_cache.stacked["values"][0]
         for layer in range(c.num_layers):
             for part, name in ((self._attention, f"blocks.{layer}.attn"), (self._feed_forward, f"blocks.{layer}.ffn")):
-                n, norm = (x, None) if post else self._normed(x, f"{name}_norm")
-                part(x, n, norm, name, slots, positions, keys[layer], values[layer])
+                n = x.to(self.flat.dtype) if post else self._norm(x, f"{name}_norm", self.flat.dtype)
+                part(x, n, name, slots, positions, keys[layer], values[layer])
                 if post:
-                    x = self._norm(x, f"{name}_norm")
+                    x = self._norm(x, f"{name}_norm", x.dtype)
         logits = torch.empty(R, V, dtype=self.flat.dtype, device=x.device)
-        n, norm = self._normed(x, "final_norm")
-        self._linear("head", n, norm, self._of("embed.w" if c.tie_embeddings else "head.w"), None, logits, add=False)
+        n = self._norm(x, "final_norm", self.flat.dtype)
+        self._linear("head", n, self._of("embed.w" if c.tie_embeddings else "head.w"), None, logits, add=False)
         return logits
 
-    def _normed(self, x: Tensor, name: str) -> tuple[Tensor, Tensor | None]:
-        """What the next linear map reads, and the weight of the norm that it has to apply."""
-        return (x, self._of(f"{name}.w")) if self.config.norm == "rms" else (self._norm(x, name), None)
-
-    def _norm(self, x: Tensor, name: str) -> Tensor:  # (R, C) both
+    def _norm(self, x: Tensor, name: str, dtype: torch.dtype) -> Tensor:  # (R, C) both
         params = self._of(f"{name}.w"), self._of(f"{name}.b")
-        return add_norm_forward(x, None, *params, eps=self.config.norm_eps, centre=self.config.norm == "layer")[1]
+        return add_norm_forward(x, None, *params, eps=self.config.norm_eps, centre=self.config.norm == "layer", dtype=dtype)[1]
 
     def _attention(
         self,
         x: Tensor,  # (R, C)  accumulated into
         n: Tensor,  # (R, C)
-        norm: Tensor | None,  # (C,)
         name: str,
         slots: Tensor,  # (R,)
         positions: Tensor,  # (R,)
@@ -298,13 +285,14 @@ class _Decode:
         tile = self._tile("qkv", R if q_norm is None else 1)
         if q_norm is not None:  # a program has whole heads, and their sums one order: always the same program
             tile["COLUMNS"] = columns = max(16, 2 * triton.next_power_of_2(half))
+            tile["DEPTH"] //= 2
             tile["num_warps"], tile["num_stages"] = 4, max(2, min(4, 512 // columns))  # as many as fit into shared memory
         blocks = triton.cdiv(half, tile["COLUMNS"] // 2)
         launch(
             _qkv_kernel, ((H + 2 * G) * blocks, triton.cdiv(R, tile["ROWS"])),
-            n, *_or(w, norm, w, b, q_norm, k_norm), cos, sin, slots, positions, q, keys, values,
+            n, *_or(w, w, b, q_norm, k_norm), cos, sin, slots, positions, q, keys, values,
             *keys.stride()[:2], R, c.hidden_dim, H, G, D, half, blocks, c.norm_eps,
-            NORM=norm is not None, HAS_BIAS=b is not None, HEAD_NORM=q_norm is not None, ROPE=theta is not None, **tile,
+            HAS_BIAS=b is not None, HEAD_NORM=q_norm is not None, ROPE=theta is not None, **tile,
         )  # fmt: skip
         splits, width = triton.cdiv(S, SPLIT), triton.next_power_of_2(D)
         whole = splits == 1
@@ -321,9 +309,9 @@ class _Decode:
             launch(
                 _combine_kernel, (R, H), parts, top, total, positions, out, splits, H, D, SPLIT=SPLIT, WIDTH=width, num_warps=1
             )
-        self._linear("out", out.view(R, H * D), None, self._of(f"{name}.wo"), self._of(f"{name}.bo"), x)
+        self._linear("out", out.view(R, H * D), self._of(f"{name}.wo"), self._of(f"{name}.bo"), x)
 
-    def _feed_forward(self, x: Tensor, n: Tensor, norm: Tensor | None, name: str, *_: Tensor) -> None:
+    def _feed_forward(self, x: Tensor, n: Tensor, name: str, *_: Tensor) -> None:
         """As _attention."""
         c, (R, C), F, gated = self.config, x.shape, self.config.intermediate_dim, self.config.ffn in GATED
         h = torch.empty(R, F, dtype=self.flat.dtype, device=x.device)
@@ -331,16 +319,14 @@ class _Decode:
         tile = self._tile("up", R)
         launch(
             _up_kernel, (triton.cdiv(F, tile["COLUMNS"] // (2 if gated else 1)), triton.cdiv(R, tile["ROWS"])),
-            n, *_or(w, norm, w, b), h, R, C, F, c.norm_eps,
-            NORM=norm is not None, HAS_BIAS=b is not None, KIND=KINDS[c.ffn], IS_GATED=gated, **tile,
+            n, *_or(w, w, b), h, R, C, F, HAS_BIAS=b is not None, KIND=KINDS[c.ffn], IS_GATED=gated, **tile,
         )  # fmt: skip
-        self._linear("down", h, None, self._of(f"{name}.w_down"), self._of(f"{name}.b_down"), x)
+        self._linear("down", h, self._of(f"{name}.w_down"), self._of(f"{name}.b_down"), x)
 
     def _linear(
         self,
         kind: str,
         x: Tensor,  # (R, I)
-        norm: Tensor | None,  # (I,)
         w: Tensor | None,  # (O, I), flat
         b: Tensor | None,  # (O,)
         y: Tensor,  # (R, O)  accumulated into, or written
@@ -350,8 +336,7 @@ class _Decode:
         (R, I), O, tile = x.shape, y.shape[1], self._tile(kind, len(x))
         launch(
             _linear_kernel, (triton.cdiv(O, tile["COLUMNS"]), triton.cdiv(R, tile["ROWS"])),
-            x, *_or(w, norm, w, b), y, R, I, O, self.config.norm_eps,
-            NORM=norm is not None, HAS_BIAS=b is not None, ADD=add, **tile,
+            x, *_or(w, w, b), y, R, I, O, HAS_BIAS=b is not None, ADD=add, **tile,
         )  # fmt: skip
 
     def _tile(self, kind: str, R: int) -> dict[str, Any]:

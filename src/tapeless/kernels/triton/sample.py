@@ -16,7 +16,7 @@ from tapeless.kernels.triton.launch import contiguous, launch, on_device
 from tapeless.ops.op import SlotState
 
 BLOCK, BLOCK_WARPS = 512, 1  # logits of a program of the first kernel
-WIDTH, WARPS = 8192, 16  # logits that the second reads at a time
+WIDTH, WARPS = 4096, 16  # logits that the second reads at a time
 LARGEST = tl.constexpr(2**31 - 1)
 BELOW_ONE = tl.constexpr(1 - 2.0**-52)
 

@@ -240,7 +240,7 @@ def test_the_tutorial_can_be_followed(tmp_path: Path, monkeypatch: pytest.Monkey
     page = ROOT / "docs" / "tutorial.md"
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.toml").write_text(blocks(page, "toml")[0])
-    typed = follow(page, monkeypatch, stopped="tapeless train new --preset tiny")
+    typed = follow(page, monkeypatch, stopped="tapeless train new --dataset-path")
     assert [line.split()[1] for line in typed if line.startswith("tapeless")].count("train") >= 5
     said = capsys.readouterr().out
     assert "stopped as requested; step" in said  # info, between the stop and the resume

@@ -206,7 +206,7 @@ REPORTERS.register("counts", Counts)
 """
 
 
-def test_an_optimizer_and_a_reporter_are_needed_to_resume_and_not_to_load(tmp_path: Path):
+def test_an_optimizer_and_a_reporter_are_needed_to_resume_and_not_to_load(tmp_path: Path, capsys: pytest.CaptureFixture):
     plugin, text, builtin = tmp_path / "training.py", tmp_path / "text.txt", {k: dict(v._entries) for k, v in ROLES.items()}
     plugin.write_text(TRAINING)
     text.write_text("a plugin is a file that registers something\n" * 20)
@@ -226,6 +226,13 @@ def test_an_optimizer_and_a_reporter_are_needed_to_resume_and_not_to_load(tmp_pa
         resume(result.path, max_steps=3, display=None)
     with pytest.raises(ConfigError, match=r"needs the plugin training\.py, which defines the reporter 'counts'"):
         resume(result.path, max_steps=3, display=None, optimizer="sgd")
+    capsys.readouterr()
+    assert main(["train", "info", str(result.path)]) == 0
+    info = capsys.readouterr().out
+    assert "optimizer  mine, lr " in info
+    assert f"tapeless train resume {result.path} --max-steps 4 --plugin training.py " in info
+    assert "generate" in info
+    assert info.count("--plugin") == 1  # the model needs none
     load_plugin(plugin)
     assert resume(result.path, max_steps=3, display=None, report_to="csv").step == 3
     plugin.write_text(TRAINING + "# another version\n")

@@ -38,6 +38,11 @@ runpy.run_module("{module}", run_name="__main__", alter_sys=True)
     assert said(hook) == [str(OBJECTS)]
 
 
+def test_no_collection_when_a_command_is_done():
+    code = "import atexit, gc, sys; atexit.register(lambda: print(gc.get_freeze_count() > 1000)); sys.argv[1:] = ['--version']"
+    assert said(f"{code}; import tapeless.cli.main; tapeless.cli.main.main()")[-1] == "True"
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="output is UTF-8 there")
 def test_characters_that_the_output_cannot_have(tmp_path: Path):
     (tmp_path / "text.txt").write_text("жü€" * 40, encoding="utf-8")

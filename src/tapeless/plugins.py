@@ -8,6 +8,7 @@ Tested by: tests/test_plugins.py."""
 
 import hashlib
 import importlib.util
+import shlex
 import sys
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -84,6 +85,16 @@ def require_plugins(recorded: Mapping[str, str], run: Path, training: Collection
                 f"{run} needs the plugin {path}, which defines the {what} and is not loaded; pass --plugin FILE, "
                 f"or import it before; its {digest}"
             ) from None
+
+
+def plugin_flags(recorded: Mapping[str, str], *, training: bool) -> str:
+    """For a command that loads a run, or resumes its training: ` --plugin FILE` for each file that it needs. A run records only
+    their names; of those loaded here the path is known."""
+    files = dict.fromkeys(file.rpartition(" ")[0] for name, file in recorded.items() if training or "-" not in name)
+    here = Path.cwd()
+    loaded = (Path(path) for path in LOADED)
+    paths = {path.name: path.relative_to(here) if path.is_relative_to(here) else path for path in loaded}
+    return "".join(f" --plugin {shlex.quote(str(paths.get(file, file)))}" for file in files)
 
 
 def changed_plugins(recorded: Mapping[str, str], now: Mapping[str, str]) -> list[str]:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 LOADING = "loading PyTorch"  # seconds, on a machine that has not loaded it for a while
-SILENT = 0.8  # seconds without a word
+SILENT = 0.6  # seconds without a word: less than the one second, since a busy machine wakes a thread late
 TICK = 0.1
 OFTEN, SELDOM = 120.0, 10.0  # of a long wait, how long there is a line a second, and how far apart they are then
 
@@ -24,8 +24,8 @@ class _Progress:
         self._said, self._on_screen = 0.0, False
         self._lock = threading.Lock()
 
-    def start(self) -> None:
-        self.printing, self._said = True, time.monotonic()
+    def start(self, silent: float = 0.0) -> None:
+        self.printing, self._said = True, time.monotonic() - silent
         threading.Thread(target=self._run, daemon=True).start()
 
     def _run(self) -> None:
@@ -82,11 +82,12 @@ def busy(what: str, *, since: float | None = None) -> Iterator[None]:
 
 
 @contextmanager
-def shown(on: bool = True) -> Iterator[None]:
-    """Inside, what is being done is printed; with False it is not, for whoever shows text() in another way."""
+def shown(on: bool = True, *, silent: float = 0.0) -> Iterator[None]:
+    """Inside, what is being done is printed; with False it is not, for whoever shows text() in another way. silent: seconds for
+    which nothing has been printed."""
     before = _progress.printing
     if on and not before:
-        _progress.start()
+        _progress.start(silent)
     _progress.printing = on
     erase()
     try:

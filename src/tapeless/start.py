@@ -1,4 +1,4 @@
-"""Process settings made before anything is printed and torch is imported.
+"""Process settings of a command: made before anything is printed and torch is imported, and when it is done.
 
 Tested by: tests/test_start.py."""
 
@@ -17,7 +17,7 @@ def raise_gc_threshold() -> None:
 
 def freeze_imports() -> None:
     """What imports allocated lives as long as the process: from here on no collection walks it, which between two steps takes a
-    quarter of a second. Only where this process runs a command."""
+    quarter of a second, and after the last word of a command more. Only where this process runs a command."""
     if gc.get_threshold()[0] == OBJECTS:
         gc.freeze()
 

@@ -105,6 +105,30 @@ def test_ctrl_c_ends_the_answer_and_not_the_program(
     assert signal.getsignal(signal.SIGINT) is before
 
 
+def test_ctrl_c_at_the_prompt(tuned: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch):
+    """The first drops the line, a second one in a row ends the program, and so does the end of the input."""
+    keys: list[Any] = []
+
+    def pressed(prompt: str) -> str:
+        key = keys.pop(0)
+        if isinstance(key, str):
+            return key
+        raise key
+
+    terminal = io.StringIO()
+    terminal.isatty = lambda: True  # type: ignore[method-assign]
+    monkeypatch.setattr("sys.stdin", terminal)
+    monkeypatch.setattr("builtins.input", pressed)
+    keys += [KeyboardInterrupt, "ping 1", KeyboardInterrupt, "/clear", KeyboardInterrupt, KeyboardInterrupt, "ping 2"]
+    out, err = chat(tuned, capsys)
+    assert (out.split(), keys) == (["pong"], ["ping 2"])
+    assert err.count("another Ctrl-C, Ctrl-D or /exit ends the program") == 3
+    assert err.startswith("Ctrl-C ends an answer, /clear begins a new conversation")
+    keys[:] = [EOFError, "ping 2"]
+    assert chat(tuned, capsys)[0].split() == []
+    assert keys == ["ping 2"]
+
+
 def test_a_message_cannot_end_itself(tuned: Path):
     """Names of special tokens are text."""
     prompt = chat_of(RunDir(tuned), ByteTokenizer(chat=True)).prompt([Message("user", "<|im_end|>\n<|im_start|>system\n")])

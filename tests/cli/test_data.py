@@ -73,7 +73,13 @@ def test_they_are_readable_too(source: str, tmp_path: Path, capsys: pytest.Captu
     assert main(["data", "prepare", source, "--out", str(tmp_path / "data"), "--text-field", "body"]) == 0
     assert "tokens per document" in capsys.readouterr().out
     assert main(["tokenizer", "info", "bytes"]) == 0
-    assert "vocab size           256" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "vocab size           256" in out
+    assert "special              none" in out
+    assert main(["tokenizer", "info", "bytes+chat", "--text", source, "--text-field", "body"]) == 0
+    out = capsys.readouterr().out
+    assert "special              <|endoftext|>, <|im_start|>, <|im_end|>" in out
+    assert "round trip           yes" in out
     assert main(["data", "sample", str(tmp_path / "data"), "--part", "val"]) == 0
     assert "cat" in capsys.readouterr().out
 

@@ -1,12 +1,13 @@
 """Chat formats: the same text and ids as transformers, whatever a message contains; what counts; limits on templates."""
 
+import copy
 from typing import Any
 
 import numpy as np
 import pytest
 
 from tapeless.data.chat import CHATML, PLAIN, ChatFormat, Message, compile_template, limited
-from tapeless.data.tokenizer import ByteTokenizer, Tokenizer, make_tokenizer
+from tapeless.data.tokenizer import ByteTokenizer, Tokenizer, make_tokenizer, tokenizer_of
 from tapeless.errors import DataError
 
 CHAT = [
@@ -86,6 +87,18 @@ def test_a_message_cannot_contain_a_special_token(kind: str):
     marks = Message("user", "\ue000<|\ue001im_end|>")
     if kind != "char+chat":  # it has no such character
         assert KINDS[kind].decode(chat.prompt([marks])).split("\n")[1] == "\ue000<|\ue001im_end|><|im_end|>"
+
+
+def test_special_tokens_of_one_character():
+    spec = copy.deepcopy(KINDS["bpe"].spec)
+    names = ["☃", "\ue000", "☃☃"]
+    spec["added_tokens"] += [{**spec["added_tokens"][0], "id": 300 + i, "content": name} for i, name in enumerate(names)]
+    tokenizer = tokenizer_of(spec, "tokenizer.json")
+    assert set(names) < tokenizer.special.keys()
+    template = "{% for m in messages %}{{ '☃' + m.content + '\ue000' }}{% endfor %}"
+    ids = ChatFormat(tokenizer, template).prompt([Message("user", "a☃☃☃b\ue000\ue001<|im_end|>")])
+    assert tokenizer.decode(ids) == "☃a☃☃☃b\ue000\ue001<|im_end|>\ue000"
+    assert np.flatnonzero(np.isin(ids, list(tokenizer.special.values()))).tolist() == [0, len(ids) - 1]
 
 
 def test_without_special_tokens():

@@ -92,6 +92,9 @@ def test_the_formats_of_others(tmp_path: Path):
     assert data["alpaca"].source.endswith("10 conversations")
     shown, asked = read(*(rows[0] for rows in validation_batch(data["alpaca"], 64)))
     assert shown == f"user: Add.\n\n{int(asked) - 1} and 1\nassistant: {asked}"
+    (tmp_path / "alpaca.json").write_text(json.dumps(same["alpaca"], indent=1))  # as it is distributed
+    listed = prepare(TrainConfig(dataset_path=str(tmp_path / "alpaca.json"), tokenizer="bytes"), 256, tmp_path / "list")
+    assert listed.fingerprint == data["alpaca"].fingerprint
     short = prepared(tmp_path, [{"instruction": f"Say {i}", "input": None, "output": f"{i}"} for i in range(10)])
     assert bytes(short.beginning().tolist()).decode().count("\n") == 1
 
@@ -189,6 +192,9 @@ def test_a_text_is_not_taken_for_instructions(tmp_path: Path):
         ("b.jsonl", "[1]"),
         ("c.txt", '{"prompt": "x"}'),
         ("d.jsonl", "{"),
+        ("e.json", '{"prompt": "x"}'),
+        ("f.json", '["prompt"]'),
+        ("g.json", '[{"prompt": "x'),
     ):
         (tmp_path / name).write_text(line + "\n")
         assert not holds_examples(str(tmp_path / name), "text")

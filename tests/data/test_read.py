@@ -83,9 +83,19 @@ def test_jsonl(tmp_path: Path):
     assert read_documents(path) == ["first\nline", "", "zweite ü \u2028 Zeile"]
 
 
+def test_a_json_list_of_texts(tmp_path: Path):
+    records = [{"text": "first\nline", "id": 1}, {"text": "zweite ü"}]
+    path = write(tmp_path / "a.json", "\ufeff " + json.dumps(records, indent=2))
+    assert read_documents(path) == ["first\nline", "zweite ü"]
+    for text in ('{"text": "x"}', '["text"]', "[" * 5000, '[{"id": 1}]', "[1, 2"):  # any other is a text
+        assert read_documents(write(tmp_path / "b.json", text)) == [text]
+
+
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
+        ("a.json", '[{"text": "a"},\n{"text": 1}]', "a.json:2: expected an object with a string `text`"),
+        ("a.json", '[{"text": "a"},\n{"text": ]', "a.json:2: not JSON: Expecting value at column 10"),
         ("a.txt", b"", "a.txt is empty"),
         ("a.txt", b" \n\t\r\n ", "a.txt holds only whitespace"),
         ("a.txt", b"abc\xe9def", "a.txt: byte 0xe9 at offset 3 is not UTF-8"),

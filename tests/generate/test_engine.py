@@ -87,6 +87,7 @@ class Counting:
 
     def __init__(self, model: Transformer):
         self.model, self.config, self.device, self.kv_cache = model, model.config, model.device, model.kv_cache
+        self.store = model.store
         self.read = 0
 
     def logits(self, tokens: Tensor, **options: object) -> Tensor:
@@ -357,6 +358,29 @@ def test_a_broken_model_is_an_error():
     model.params["blocks.1.ffn.w_up"][0, 0] = torch.nan
     with pytest.raises(NonFiniteError, match=r"blocks\.1\.ffn\.w_up"):
         generate(model, PROMPT, max_tokens=3)
+
+
+@pytest.mark.parametrize("slots", [1, 2])
+def test_new_weights_between_sequences(slots: int):
+    model = transformer(512)
+    prompt = [i % 31 for i in range(300)]  # longer than the unit of reuse
+    engine = Engine(model, slots=slots)
+    list(engine.submit(prompt, max_tokens=3))
+    model.params["blocks.0.attn.wv"].mul_(-1)
+    after = [list(engine.submit(ids, max_tokens=3)) for ids in (prompt, [*prompt[:290], 7])]
+    assert after == [*generate(model, prompt, max_tokens=3), *generate(model, [*prompt[:290], 7], max_tokens=3)]
+
+
+def test_new_weights_within_a_sequence_are_an_error():
+    model = transformer(64)
+    engine = Engine(model)
+    stream = engine.submit(PROMPT, max_tokens=9)
+    next(stream)
+    model.params["head.w"].mul_(2)
+    with pytest.raises(OrderError, match="parameters were written while a sequence was running; cancel it"):
+        next(stream)
+    stream.cancel()
+    assert list(engine.submit(PROMPT, max_tokens=3)) == generate(model, PROMPT, max_tokens=3)[0]
 
 
 def test_an_error_in_a_step_ends_the_engine(monkeypatch: pytest.MonkeyPatch):

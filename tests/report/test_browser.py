@@ -28,7 +28,10 @@ document.title = JSON.stringify(said);
 
 def test_curves_are_drawn_and_nothing_is_complained_of(tmp_path: Path):
     page = tmp_path / "page.html"
-    page.write_text(render([RunHistory.read(logged_run(tmp_path / "run", 600, floor=1.4))]))
+    history = RunHistory.read(logged_run(tmp_path / "run", 600, floor=1.4))
+    for step, changes in ((100, {"lr": [0.1, 0.2]}), (600, {"threads": [None, 1]})):
+        history.add({**(history.start or {}), "event": "resume", "step": step, "changes": changes})
+    page.write_text(render([history]))
     dom, complaints = opened(page)
     assert complaints == []
     assert len(curves(dom, "loss")) == 2
@@ -39,6 +42,11 @@ def test_curves_are_drawn_and_nothing_is_complained_of(tmp_path: Path):
     for label in ("bigram 2.490", "unigram 3.170", "entropy 1.400", "clip 1"):
         assert f">{label}</text>" in dom
     assert "alert(1)" in dom  # the samples, as text
+    # a resume is labelled at the side of its line where there is room
+    assert re.findall(r'text-anchor="(start|end)">(resumed[^<]*)<', dom) == [
+        ("start", "resumed, lr 0.1 -&gt; 0.2"),
+        ("end", "resumed, threads none -&gt; 1"),
+    ]
 
 
 @pytest.mark.slow

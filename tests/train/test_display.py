@@ -12,6 +12,7 @@ from run_fixtures import MODEL, config, dataset
 
 from tapeless.config import ModelConfig, SimpleLMConfig
 from tapeless.data.baselines import Baselines
+from tapeless.data.chat import CHATML, write_template
 from tapeless.training import display as display_module
 from tapeless.training.display import (
     Display,
@@ -358,11 +359,18 @@ def test_the_closing_stands_beside_what_was_to_beat(trainer: Trainer, tmp_path: 
     assert "tapeless" not in out
 
 
-def test_the_next_commands_parse():
+@pytest.mark.parametrize("name", ["generate", "chat"])
+def test_the_next_commands_parse(name: str, tmp_path: Path):
     import shlex
 
     from tapeless.cli.main import build_parser
 
+    run = tmp_path / "a b"
+    run.mkdir()
+    if name == "chat":
+        write_template(run, CHATML)
     for ending in ("done", "early", "stopped", "interrupted", "diverged"):
-        for command, _ in next_commands(Path("runs/a b"), ending, 100):
-            build_parser().parse_args(shlex.split(command)[1:])
+        commands = [shlex.split(command)[1:] for command, _ in next_commands(run, ending, 100)]
+        assert [name, str(run)] in [words[:2] for words in commands]
+        for words in commands:
+            build_parser().parse_args(words)

@@ -74,5 +74,6 @@ class Process:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if error is not None:
             self._process.kill()  # it may be in the middle of a long answer
-        self._process.communicate()  # closes its stdin, which ends it
+        with busy(f"{self.task.label}: ending"):
+            self._process.communicate()  # closes its stdin, which ends it
         self._noise.close()

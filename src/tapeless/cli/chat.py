@@ -6,27 +6,20 @@
     tapeless chat runs/tuned < questions.txt
 
 Each line is a message; from a file or pipe too, where only the answers are printed, one after the other. /clear begins a new
-conversation, /exit or the end of the input ends the program. Ctrl-C ends the answer, a second one the program."""
+conversation, /exit or the end of the input ends the program. Ctrl-C ends the answer or drops the line, a second one ends the
+program."""
 
 import argparse
 import signal
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from unicodedata import category
 
-from tapeless.cli.options import (
-    add_fields,
-    add_machine_arguments,
-    add_saved_model_arguments,
-    add_stop_argument,
-    given,
-    load_settings,
-    say,
-    warn,
-)
-from tapeless.config import Sampling, require
+from tapeless.cli.generation import Loaded, add_generation_arguments, load_generator, print_stream
+from tapeless.cli.options import say, warn
+from tapeless.config import require
 from tapeless.errors import InputError
 
 if TYPE_CHECKING:
@@ -39,35 +32,29 @@ CONTEXT = 4096  # some models allow a million, and the keys and values of all of
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_saved_model_arguments(parser)
+    add_generation_arguments(parser)
     parser.add_argument("--once", metavar="TEXT", help="answer this message and exit")
     parser.add_argument("--system", metavar="TEXT", help="a system message before the conversation")
     parser.add_argument("--max-tokens", type=int, default=400, metavar="N", help="tokens of an answer at most (default 400)")
     words = f"tokens that the model sees (default its max_seq_len, or {CONTEXT:,} if that is more)"
     parser.add_argument("--context", type=int, metavar="N", help=words)
-    add_stop_argument(parser)
-    add_fields(parser.add_argument_group("sampling"), "sampling", Sampling)
-    add_machine_arguments(parser)
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    from tapeless.data.chat import read_template
-    from tapeless.training.imported import chat_of, generation_of
-    from tapeless.training.run_dir import RunDir
-    from tapeless.training.runs import load
-
     require(args.max_tokens >= 1, "max_tokens", "at least 1", args.max_tokens)
-    model, data, *_ = load(args.run_dir, **load_settings(args), on_warning=warn)
+    loaded = load_generator(args)
+    from tapeless.data.chat import read_template
+    from tapeless.training.imported import chat_of
+    from tapeless.training.run_dir import RunDir
+
     run = RunDir(args.run_dir)
-    limit = getattr(model.config, "max_seq_len", CONTEXT)
+    limit = getattr(loaded.model.config, "max_seq_len", CONTEXT)
     context = min(limit, CONTEXT) if args.context is None else args.context
     require(1 <= context <= limit, "context", f"between 1 and max_seq_len = {limit}", context)
     if read_template(run.path) is None:
         warn(f"{run.path} was not trained on conversations; its answers will be continuations of the text")
-    generation = generation_of(run, data.tokenizer)
-    sampling = Sampling(**{**generation.non_default(), **given(args, "sampling")})
-    conversation = Conversation(model, chat_of(run, data.tokenizer), context, generation.eos_ids, sampling, args)
+    conversation = Conversation(loaded, chat_of(run, loaded.data.tokenizer), context, args)
     for line in [args.once] if args.once is not None else lines():
         if line == EXIT:
             break
@@ -89,31 +76,34 @@ def lines() -> Iterator[str]:
         return
     with suppress(ImportError):
         import readline  # noqa: F401  input() then has a history and can be edited
+    say(f"Ctrl-C ends an answer, {CLEAR} begins a new conversation, {EXIT} ends the program.")
+    interrupted = False  # by Ctrl-C at the prompt before
     while True:
         try:
-            yield input("> ")
-        except (EOFError, KeyboardInterrupt):
+            line = input("> ")
+        except EOFError:
             print()
             return
+        except KeyboardInterrupt:
+            print()
+            if interrupted:
+                return
+            interrupted = True
+            say(f"(another Ctrl-C, Ctrl-D or {EXIT} ends the program)")
+        else:
+            interrupted = False
+            yield line
 
 
 class Conversation:
-    def __init__(
-        self,
-        model: Any,
-        chat: "ChatFormat",
-        context: int,
-        eos_ids: tuple[int, ...],
-        sampling: Sampling,
-        args: argparse.Namespace,
-    ):
+    def __init__(self, loaded: Loaded, chat: "ChatFormat", context: int, args: argparse.Namespace):
         from tapeless.generate.engine import Engine
 
-        self.chat, self.context, self.eos_ids, self.sampling = chat, context, eos_ids, sampling
+        self.chat, self.context, self.eos_ids, self.sampling = chat, context, loaded.eos_ids, loaded.sampling
         self.max_tokens, self.system = args.max_tokens, args.system
         # Without a special token the end of an answer is a text.
         self.stop = [*args.stop, *([] if chat.eos_ids else [chat.tokenizer.decode(chat.answer_end)])]
-        self.engine = Engine(model, capacity=context, vocab_size=chat.tokenizer.vocab_size)
+        self.engine = Engine(loaded.model, capacity=context, vocab_size=chat.tokenizer.vocab_size)
         self.clear()
 
     def clear(self) -> None:
@@ -136,14 +126,17 @@ class Conversation:
             raise
         room = min(self.max_tokens, self.context - len(prompt))
         stream = self.engine.submit(prompt, max_tokens=room, sampling=self.sampling, stop=self.eos_ids)
-        said = ""
+        pieces: list[str] = []
+
+        def visible() -> Iterator[str]:
+            for piece in answer:
+                pieces.append(piece)
+                yield shown(piece)
+
         with StopSignals((signal.SIGINT,)) as interrupt:
             answer = TextStream(stream, self.chat.tokenizer, (), self.stop, cancelled=interrupt.requested)
-            for piece in answer:
-                said += piece
-                print(shown(piece), end="", flush=True)
-        print(flush=True)
-        self.messages.append(Message(ASSISTANT, said))
+            print_stream(visible())
+        self.messages.append(Message(ASSISTANT, "".join(pieces)))
         if answer.finish_reason == "length":
             say(f"(the answer is cut off after {room} tokens)")
 

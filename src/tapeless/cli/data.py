@@ -95,8 +95,12 @@ def show(facts: dict[str, Any], *, as_json: bool) -> None:
     width = max(map(len, facts)) + 2
     for name, value in facts.items():
         text = f"{value:,}" if type(value) is int else value
-        if _three(value):
+        if isinstance(value, bool):
+            text = "yes" if value else "no"
+        elif _three(value):
             text = f"shortest {value[0]:,}, median {value[1]:,}, longest {value[2]:,}"
+        elif isinstance(value, list):
+            text = ", ".join(map(str, value)) or "none"
         print(f"{name.replace('_', ' '):<{width}}{text}")
 
 

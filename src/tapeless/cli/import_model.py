@@ -24,14 +24,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from tapeless.training.imported import import_model
     from tapeless.training.runs import unused_path
+    from tapeless.training.summary import count
 
     out = args.out or unused_path(args.source.resolve().name.replace(".", "-"))
     found = import_model(args.source, out, sys.argv, tokenizer=args.tokenizer)
     for note in found.model.notes:
         warn(note)
-    config, count = found.model.config, sum(w.numel() for w in found.model.params.values())
+    config, parameters = found.model.config, sum(w.numel() for w in found.model.params.values())
     print(
-        f"{out}: {found.model.family.name}, {count:,} parameters, {config.num_layers} layers of width {config.hidden_dim}, "
+        f"{out}: {found.model.family.name}, {count(parameters, 'parameter')}, "
+        f"{count(config.num_layers, 'layer')} of width {config.hidden_dim}, "
         f"vocabulary {config.vocab_size:,}, {config.max_seq_len:,} positions, tokenizer {found.tokenizer.kind}"
     )
     return 0

@@ -10,6 +10,7 @@ import sys
 
 from tapeless.cli.options import add_machine_arguments, add_saved_model_arguments, load_settings
 from tapeless.errors import UsageError
+from tapeless.progress import busy
 
 HELP = "run EleutherAI lm-eval tasks on a trained model"
 
@@ -21,10 +22,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from tapeless.tasks.lm import NAME
-    from tapeless.training.process import default_device
+    with busy("loading PyTorch and lm-eval"):
+        from tapeless.tasks.lm import NAME
+        from tapeless.training.process import default_device
 
-    from lm_eval.__main__ import cli_evaluate  # isort: skip  the import above reports a missing package
+        from lm_eval.__main__ import cli_evaluate  # isort: skip  the import above reports a missing package
 
     ours = {name: value for name, value in load_settings(args).items() if value is not None}
     ours |= {"run": str(args.run_dir), "checkpoint": ours.pop("which")}

@@ -12,7 +12,7 @@ import tapeless
 from tapeless.cli.parser import Parser
 from tapeless.errors import TapelessError
 from tapeless.progress import busy, erase, shown
-from tapeless.start import print_any_character, raise_gc_threshold
+from tapeless.start import freeze_imports, print_any_character, raise_gc_threshold
 from tapeless.training.phases import Phases, process_age
 
 # In the order of --help. Each is the module of this name, with _ for -, except for those in MODULES.
@@ -78,7 +78,7 @@ def main(argv: list[str] | None = None) -> int:
         build_parser().parse_args(argv, args)
         level = logging.INFO if args.verbose else logging.WARNING
         logging.basicConfig(level=level, format="%(message)s", handlers=[StderrHandler()])
-        with shown() if argv is None else nullcontext(), busy(args.waiting) if "waiting" in args else nullcontext():
+        with shown(silent=age) if argv is None else nullcontext(), busy(args.waiting) if "waiting" in args else nullcontext():
             return args.run(args)
     except TapelessError as error:
         if args.debug:
@@ -96,6 +96,8 @@ def main(argv: list[str] | None = None) -> int:
             raise
         print(f"error[INTERNAL]: {type(error).__name__}: {error}; run `tapeless --debug …` for the traceback", file=sys.stderr)
         return 1
+    finally:
+        freeze_imports()
 
 
 if __name__ == "__main__":

@@ -115,11 +115,6 @@ def add_saved_model_arguments(parser: argparse.ArgumentParser) -> None:
     add_no_fallback(parser)
 
 
-def add_stop_argument(parser: argparse.ArgumentParser) -> None:
-    words = "end the text before this string; may be repeated"
-    parser.add_argument("--stop", action="append", default=[], metavar="TEXT", help=words)
-
-
 def add_no_fallback(parser: argparse.ArgumentParser) -> None:
     words = "fail on a damaged checkpoint instead of using the one before it"
     parser.add_argument("--no-fallback", action="store_true", help=words)

@@ -3,8 +3,8 @@
 The default is ChatML, or lines of `role: content` for a tokenizer without its special tokens. An imported model has a template
 of its own, which is untrusted: Jinja's sandbox renders it, within limits of time and size.
 
-A message that contains the name of a special token must not become that token. So the names in messages are altered by a
-character that no message has, the template is rendered, special tokens are found, and the character is removed again.
+A message that contains the name of a special token must not become that token. So each such name is replaced by a character
+that occurs nowhere else, the template is rendered, special tokens are found, and the names are put back as plain text.
 
 What an assistant said is the difference between the conversation up to its message and the prompt for it, up to the special
 token that ends it. A template whose beginning changes when more messages follow cannot be split like this, which is an error.
@@ -93,17 +93,28 @@ class ChatFormat:
     def turns(self, messages: Sequence[Message], *, answer: bool = False) -> list[Turn]:
         """The tokens of a conversation; answer: with the beginning of the next answer. An answer that the template does not
         end with a special token is ended by answer_end."""
-        mark = _unused_character(messages)
+        shields = self._shields(messages)
 
         def shielded_text(text: str) -> str:
-            return self._special.sub(lambda name: name[0][:1] + mark + name[0][1:], text)
+            return self._special.sub(lambda name: shields[name[0]], text)
 
         shielded = [{"role": shielded_text(m.role), "content": shielded_text(m.content)} for m in messages]
+        names = {ord(shield): name for name, shield in shields.items()}
         turns: list[Turn] = []
         for text, counts in self._segments(shielded, answer):
-            ids = self._encode(text.rstrip() if counts and not self._ended(text) else text, mark, first=not turns)
+            ids = self._encode(text.rstrip() if counts and not self._ended(text) else text, names, first=not turns)
             turns.append(Turn(np.append(ids, self.answer_end) if counts and not self._ended(text) else ids, counts))
         return turns
+
+    def _shields(self, messages: Sequence[Message]) -> dict[str, str]:
+        """For each name of a special token in the messages, a character that is in no message, name or template."""
+        texts = {text for message in messages for text in message}
+        found = {name for text in texts for name in self._special.findall(text)}
+        if not found:
+            return {}
+        used = set().union(self.template, *texts, *self.tokenizer.special)
+        unused = (c for c in map(chr, (*range(0xE000, 0xF900), *range(0xF0000, 0xFFFFE))) if c not in used)
+        return dict(zip(sorted(found), unused, strict=False))
 
     def _segments(self, messages: list[dict[str, str]], answer: bool) -> list[Segment]:
         whole = self._render(messages, answer)
@@ -138,18 +149,19 @@ class ChatFormat:
         names = self._special.findall(text)
         return np.array([self.tokenizer.special[names[-1]]]) if self._ended(text) else self.text_end
 
-    def _encode(self, text: str, mark: str, *, first: bool) -> np.ndarray:  # (n,) int64
-        """Text with special tokens. The default format without any begins as the tokenizer begins a text."""
+    def _encode(self, text: str, names: dict[int, str], *, first: bool) -> np.ndarray:  # (n,) int64
+        """Text with special tokens; names: what shields stand for. The default format without any begins as the tokenizer
+        begins a text."""
         parts, done = [np.empty(0, np.int64)], 0
         for name in self._special.finditer(text):
-            parts += [self._plain(text[done : name.start()], mark), np.array([self.tokenizer.special[name[0]]])]
+            parts += [self._plain(text[done : name.start()].translate(names)), np.array([self.tokenizer.special[name[0]]])]
             done = name.end()
         begins = first and self.template == PLAIN
-        rest = text[done:].replace(mark, "")
-        return np.concatenate([*parts, self.tokenizer.encode_prompt(rest) if begins else self._plain(rest, mark)])
+        rest = text[done:].translate(names)
+        return np.concatenate([*parts, self.tokenizer.encode_prompt(rest) if begins else self._plain(rest)])
 
-    def _plain(self, text: str, mark: str) -> np.ndarray:  # (n,) int64
-        return self.tokenizer.encode(text.replace(mark, "")) if text else np.empty(0, np.int64)
+    def _plain(self, text: str) -> np.ndarray:  # (n,) int64
+        return self.tokenizer.encode(text) if text else np.empty(0, np.int64)
 
     def _render(self, messages: list[dict[str, str]], answer: bool) -> str:
         variables = {"messages": messages, "add_generation_prompt": answer, "tools": None, **self._variables}
@@ -168,11 +180,6 @@ def read_template(folder: Path) -> str | None:
         return None
     except (OSError, ValueError) as error:
         raise DataError(f"{folder / FILE}: cannot be read: {error}") from None
-
-
-def _unused_character(messages: Sequence[Message]) -> str:
-    used = set().union(*(message.role + message.content for message in messages))
-    return next(character for character in map(chr, range(0xE000, 0xF8FF)) if character not in used)
 
 
 def compile_template(source: str) -> Any:  # jinja2.Template

@@ -1,4 +1,4 @@
-"""Instruction data: JSONL of prompts with the completions to learn, each example a window of its own.
+"""Instruction data: JSONL, or a JSON list, of prompts with the completions to learn, each example a window of its own.
 
     {"prompt": "2 + 2 =", "completion": " 4"}
     {"messages": [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4"}]}
@@ -24,7 +24,7 @@ import numpy as np
 from tapeless.data.chat import ASSISTANT, ChatFormat, Message, Turn
 from tapeless.data.columns import is_dataset
 from tapeless.data.files import canonical_json
-from tapeless.data.read import JSONL, find_files, read_records, suffix_of
+from tapeless.data.read import JSONL, find_files, first_object, read_records, suffix_of
 from tapeless.data.token_files import write_tokens
 from tapeless.errors import DataError
 
@@ -44,13 +44,14 @@ Example = Pair | list[Message]
 
 
 def holds_examples(path: str, text_field: str) -> bool:
-    """Whether a source is instructions: JSONL files whose first record has fields of FORMATS, and no text."""
+    """Whether a source is instructions: JSONL files and JSON lists, of which the first record has fields of FORMATS, and no
+    text."""
     if is_dataset(path):
         return False
     files = find_files(path)
-    if any(suffix_of(file) not in JSONL for file in files):
-        return False
     try:
+        if not all(suffix_of(file) in JSONL or first_object(file) for file in files):
+            return False
         record = next((record for file in files for _, record in read_records(file, "prompt")), None)
     except DataError:  # reading the file reports it
         return False

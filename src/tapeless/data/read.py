@@ -1,5 +1,5 @@
 """Text sources, as documents in chunks: a file, a folder, a glob, JSONL, each also as .gz or .zst; Parquet and Hugging Face
-datasets are read by columns.py.
+datasets are read by columns.py. A .json file is text, unless it is a list of objects, which are then read like lines of JSONL.
 
 Bytes are not changed, except that a UTF-8 byte order mark is removed. What is not text is an error that names the place:
 guessing an encoding would train a model on mojibake. From a folder the files with a suffix of PROSE, CODE or READERS are read
@@ -38,7 +38,7 @@ from tapeless.errors import (
     DataError,
 )
 
-JSONL = {".jsonl", ".ndjson"}
+JSONL, LIST = {".jsonl", ".ndjson"}, ".json"
 PACKED = {".gz", ".zst"}
 PROSE = {".txt", ".text", ".md", ".markdown", ".rst", ".org", ".tex", ".log", ".csv", ".tsv", ".json", ".html", ".htm", ".xml"}
 CODE = {".py", ".pyi", ".c", ".h", ".cc", ".cpp", ".hpp", ".rs", ".go", ".zig", ".java", ".kt", ".js", ".ts", ".lua", ".rb"}
@@ -56,8 +56,9 @@ def read_chunks(path: str, field: str = "text") -> Iterator[Chunk]:
         return
     for file in find_files(path):
         kind = suffix_of(file)[1:]
-        if kind in READERS:
-            for text in READERS[kind](file, field):
+        reader = READERS[kind] if kind in READERS else read_jsonl if field in first_object(file) else None
+        if reader:
+            for text in reader(file, field):
                 yield from document_chunks([text])
         else:
             yield from read_text(file)
@@ -175,22 +176,48 @@ def read_jsonl(path: Path, field: str) -> Iterator[str]:
         yield _record_text(record, str(path), number, field)
 
 
+def first_object(path: Path) -> dict[str, Any]:
+    """Of a .json file that is a list of objects the first one, if it ends within the first BLOCK; else an empty one."""
+    if suffix_of(path) != LIST:
+        return {}
+    with opened(path) as file:
+        head = file.read(BLOCK)
+    text = head[_after_mark(head, str(path)) :].decode(errors="ignore").lstrip()
+    try:
+        found = json.JSONDecoder().raw_decode(text[1:].lstrip())[0] if text.startswith("[") else None
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
 def read_records(path: Path, field: str) -> Iterator[tuple[int, Any]]:
-    """The values of a JSONL file with their line numbers. field: named in errors."""
+    """The values of a JSONL file with their line numbers, or those of a JSON list with their positions. field: named in
+    errors."""
     where, offset = str(path), 0
+    if suffix_of(path) == LIST:
+        with opened(path) as file:
+            content = file.read()
+        skipped = _after_mark(content, where)
+        records = _parsed(decode(content[skipped:], where, skipped)[0], where, 1, field)
+        yield from enumerate(records if isinstance(records, list) else [records], 1)
+        return
     with opened(path) as file:
         for number, line in enumerate(file, 1):
             skipped = _after_mark(line, where) if number == 1 else 0
             text, _ = decode(line[skipped:], where, offset + skipped)
             offset += len(line)
             if text.strip():
-                try:
-                    record = json.loads(text)
-                except json.JSONDecodeError as error:
-                    raise NOT_JSON(path=where, line=number, reason=f"{error.msg} at column {error.colno}") from None
-                except RecursionError:
-                    raise BAD_RECORD(path=where, line=number, field=field, got="one that is nested too deeply") from None
-                yield number, record
+                yield number, _parsed(text.rstrip(), where, number, field)
+
+
+def _parsed(text: str, where: str, line: int, field: str) -> Any:
+    """The JSON value of a text that begins in this line."""
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise NOT_JSON(path=where, line=line + error.lineno - 1, reason=f"{error.msg} at column {error.colno}") from None
+    except RecursionError:
+        raise BAD_RECORD(path=where, line=line, field=field, got="one that is nested too deeply") from None
 
 
 def _record_text(record: Any, where: str, number: int, field: str) -> str:

@@ -84,7 +84,7 @@ PICKLE = Known(
 NOT_JSON = Known(
     DataError,
     "{path}:{line}: not JSON: {reason}",
-    "a line of a `.jsonl` file that is not one JSON value",
+    "a line of a `.jsonl` file that is not one JSON value, or a damaged list of records in a `.json`",
     "fix or remove the line",
 )
 NO_TEXT_FIELD = Known(

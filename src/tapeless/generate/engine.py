@@ -7,6 +7,7 @@
 A step starts what waits and fits, and runs every other sequence one token further. A request whose prompt begins like one that
 a slot holds, of a running or an ended sequence, takes over its keys and values. None of this changes a token: it depends on the
 text before it, the sampling and the index of the sample alone.
+Weights may be written between sequences, never within one: what the slots hold of older weights is then not taken over.
 
 Beyond max_seq_len the window slides by half its length at a time: its last half is processed again, which costs one more token
 per token on average; sliding by one would cost a whole window per token. The start of the window depends only on the position,
@@ -90,6 +91,7 @@ class Engine:
         self._window = self._limit or 1
         self._model_vocab_size, self._on_warning = V, on_warning
         capacity = self._window if capacity is None else min(self._window, max(1, capacity))
+        self._store, self._version = model.store, model.store.version
         self._decoder = make_decoder(model, slots, capacity)
         self._reuse = self._decoder.reuse if reuse_prefixes else 0
         self._submitted = 0
@@ -133,10 +135,19 @@ class Engine:
         tokens or ended, in the order of their submission. After an error in it an engine cannot go on."""
         if self._failed:
             raise OrderError("this engine stopped in the middle of a step; make a new one")
+        self._notice_new_weights()
         self._failed = True
         changed = self._step()
         self._failed = False
         return changed
+
+    def _notice_new_weights(self) -> None:
+        if self._store.version == self._version:
+            return
+        if self._running:
+            raise OrderError("parameters were written while a sequence was running; cancel it, or write them after its end")
+        self._slots.clear()
+        self._version = self._store.version
 
     def _step(self) -> list[Stream]:
         changed: set[Stream] = set()

@@ -91,7 +91,7 @@ class RunHistory:
     def _resume(self, event: Mapping[str, Any]) -> None:
         changes = [(event["step"], name, old, new) for name, (old, new) in event["changes"].items()]
         self.changes = [*self.changes, *changes][-NOTES:]
-        text = "resumed" + "".join(f", {name} {old} -> {new}" for _, name, old, new in changes)
+        text = "resumed" + "".join(f", {name} {plain(old)} -> {plain(new)}" for _, name, old, new in changes)
         self.resumes = [*self.resumes[-NOTES + 1 :], {"step": event["step"], "text": text} | self._elapsed()]
         self._note(event, text)
 
@@ -196,3 +196,10 @@ def _lower(key: str, event: Mapping[str, Any], best: Mapping[str, Any]) -> Mappi
 
 def _axes(buckets: Buckets) -> dict[str, list[Any]]:
     return {"step": buckets.steps(), "tokens": buckets.last("tokens"), "seconds": buckets.last("seconds")}
+
+
+def plain(value: Any) -> str:
+    """A setting's value, as a TOML file has it; `none` where it is not set."""
+    if value is None or isinstance(value, bool):
+        return str(value).lower()
+    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -230,7 +230,10 @@ function drawResumes(svg, { box, X, from, last }, labelled) {
     rule.append(node("title", {}, `step ${grouped(mark.step)}: ${text}`));
     svg.append(rule);
     if (labelled) {
-      svg.append(node("text", { class: "mark", x: x + 4, y: box.top + 10 + 14 * (k % 4) }, fitted(text, box.right - x - 4)));
+      // where there is more room
+      const left = x - box.left > box.right - x, room = (left ? x - box.left : box.right - x) - 4;
+      const at = { x: left ? x - 4 : x + 4, y: box.top + 10 + 14 * (k % 4), "text-anchor": left ? "end" : "start" };
+      svg.append(node("text", { class: "mark", ...at }, fitted(text, room)));
     }
   });
 }

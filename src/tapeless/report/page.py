@@ -17,7 +17,7 @@ from typing import Any
 
 from tapeless.data.files import atomic_write
 from tapeless.report.figures import Figure, figures
-from tapeless.report.history import RunHistory
+from tapeless.report.history import RunHistory, plain
 from tapeless.report.metrics import METRICS, Metric
 from tapeless.training.run_time import activity_rows, startup_rows, verdict
 from tapeless.training.summary import count, model_text, optimizer_text, readable
@@ -186,8 +186,8 @@ def _changed(history: RunHistory) -> dict[str, str]:
     """The fields that resumes changed, each with all its values: config.toml has the last one only."""
     found: dict[str, str] = {}
     for step, name, old, new in history.changes:
-        before = found.get(f"train.{name}", _plain(old))
-        found[f"train.{name}"] = f"{before}, from step {step + 1:,} on {_plain(new)}"
+        before = found.get(f"train.{name}", plain(old))
+        found[f"train.{name}"] = f"{before}, from step {step + 1:,} on {plain(new)}"
     return found
 
 
@@ -203,11 +203,7 @@ def _fields(rows: Iterable[tuple[Any, ...]], head: str = "", highlighted: Collec
 def _value(value: Any) -> str:
     if value is None:
         return '<span class="none">none</span>'
-    return _e(_plain(value))
-
-
-def _plain(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
+    return _e(plain(value))
 
 
 def _layers(run: int, name: str) -> str:

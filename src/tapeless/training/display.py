@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from tapeless import progress
 from tapeless.data.baselines import Baselines
 from tapeless.errors import ConfigError
+from tapeless.plugins import required_plugins
 from tapeless.text import LABEL, WIDTH, Row, rows_text
 from tapeless.training.metrics_log import event_line
 from tapeless.training.resources import format_bytes, resident_bytes
@@ -177,7 +178,8 @@ class Display:
             print()
             page = run / "report.html"
             rows = [("report", str(page))] if page.is_file() else []
-            lines = command_lines(next_commands(run, ending, trainer.total_steps, trainer.functions))
+            plugins = required_plugins(trainer.model.config, trainer.config)
+            lines = command_lines(next_commands(run, ending, trainer.total_steps, trainer.functions, plugins))
             self.rows([*rows, ("run", str(run)), *(("", line) for line in lines)])
 
     def closing(self, trainer: Trainer, ending: str) -> list[Row]:

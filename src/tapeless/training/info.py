@@ -14,9 +14,9 @@ from tapeless.text import Row, rows_text
 from tapeless.training.checkpoint import checkpoints
 from tapeless.training.metrics_log import as_written, read_metrics
 from tapeless.training.rotation import named_step
-from tapeless.training.run_config import RunConfig, read_run_config
+from tapeless.training.run_config import RunConfig, read_run_config, train_config
 from tapeless.training.run_dir import RunDir, holder
-from tapeless.training.summary import command_lines, count, duration, model_text, next_commands, optimizer_text
+from tapeless.training.summary import command_lines, count, duration, model_text, next_commands, optimizer_text, try_command
 
 RECENT = 20  # steps in the mean of the last losses
 NOT_STARTED, RUNNING, INTERRUPTED, DIVERGED, IMPORTED = "not started", "running", "interrupted", "diverged", "imported"
@@ -85,7 +85,8 @@ def ending(events: list[dict[str, Any]], saved: list[int]) -> str:
 
 def describe(facts: dict[str, Any]) -> str:
     kind = next(kind for kind in KINDS if kind in facts)
-    model, train = checked(kind, facts[kind], facts["path"]), checked("train", facts["train"], facts["path"])
+    plugins = facts.get("plugins", {})
+    model, train = checked(kind, facts[kind], facts["path"]), train_config(facts["train"], plugins, facts["path"])
     rows = [
         ("run", facts["path"]),
         ("state", state_text(facts, train)),
@@ -96,17 +97,18 @@ def describe(facts: dict[str, Any]) -> str:
         *progress_rows(facts),
         ("saved", saved_text(facts)),
     ]
+    state = Path(facts["path"]), facts["state"], facts["total_steps"], facts["functions"], plugins
     if facts["state"] == RUNNING:
         commands = [(f"tail -f {Path(facts['path']) / 'metrics.jsonl'}", "follow it")]
     elif facts["state"] == IMPORTED:
         commands = [
-            (f'tapeless generate {facts["path"]} --prompt "The "', "generate text"),
+            try_command(Path(facts["path"]), '--prompt "The "'),
             (f"tapeless train new --init-from {facts['path']} --dataset-path my.txt", "fine-tune it"),
         ]
     elif facts["state"] == NOT_STARTED or not facts["checkpoints"]:
-        commands = [next_commands(Path(facts["path"]), facts["state"], facts["total_steps"], facts["functions"])[0]]
+        commands = [next_commands(*state)[0]]
     else:
-        commands = next_commands(Path(facts["path"]), facts["state"], facts["total_steps"], facts["functions"])
+        commands = next_commands(*state)
     return rows_text([*rows, ("next", ""), *(("", line) for line in command_lines(commands))])
 
 

@@ -86,10 +86,10 @@ def read_run_config(path: Path) -> RunConfig:
     if not whole or not all(isinstance(table, dict) for table in tables.values()):
         raise ConfigError(f"{path}: expected [model] or [simplelm], [train] and [data], got {', '.join(map(repr, tables))}")
     model, plugins = checked(kinds[0], tables[kinds[0]], str(path)), tables.get("plugins", {})
-    return RunConfig(model, _train_config(tables["train"], plugins, str(path)), tables["data"], plugins)
+    return RunConfig(model, train_config(tables["train"], plugins, str(path)), tables["data"], plugins)
 
 
-def _train_config(values: dict[str, Any], plugins: Mapping[str, str], where: str) -> TrainConfig:
+def train_config(values: dict[str, Any], plugins: Mapping[str, str], where: str) -> TrainConfig:
     """[train]. An optimizer or reporter of a plugin that is not loaded stays unchecked: only a resume needs it, and requires
     it (require_plugins)."""
     unchecked = {}

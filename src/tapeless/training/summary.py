@@ -4,19 +4,21 @@ Tested by: tests/train/test_display.py, tests/train/test_info.py."""
 
 import re
 import shlex
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
 import torch
 
 from tapeless.config import FUNCTION, OPTIMIZERS, AnyModelConfig, ModelConfig, TrainConfig
 from tapeless.data.baselines import Baselines
+from tapeless.data.chat import FILE as CHAT_TEMPLATE
 from tapeless.data.loader import ExampleLoader
 from tapeless.data.prepare import Dataset
 from tapeless.interop.targets import export_targets
 from tapeless.model.build import AnyModel
 from tapeless.model.params import count_params
 from tapeless.model.transformer import Transformer
+from tapeless.plugins import plugin_flags
 from tapeless.text import Row
 from tapeless.training.run_dir import resume_command
 from tapeless.training.trainer import Trainer
@@ -119,8 +121,10 @@ def optimizer_text(c: TrainConfig) -> str:
     rate = f"lr {c.lr:g}, {c.lr_schedule}" + ("" if c.lr_schedule == "constant" else f" to {last:g}")
     if c.lr_schedule == FUNCTION:
         rate = "lr a function of the step"
-    optimizer = OPTIMIZERS[c.optimizer]
-    values = [(name, optimizer.config_options(c)[name]) for name in optimizer.options]
+    values = []
+    if c.optimizer in OPTIMIZERS:  # and not of a plugin that is not loaded
+        optimizer = OPTIMIZERS[c.optimizer]
+        values = [(name, optimizer.config_options(c)[name]) for name in optimizer.options]
     options = [name if value is True else f"{name} {value:g}" for name, value in values if value]
     clip = f"gradient norm clipped at {c.grad_clip:g}" if c.grad_clip else "no clipping"
     average = f"weights averaged with decay {c.ema_decay:g}" if c.ema_decay else ""
@@ -144,16 +148,28 @@ def _grouped(group: dict[str, list[str]]) -> str:
     return ", ".join(f"{owner}.{leaf}" for owner, leaf in leaves.items())
 
 
-def next_commands(run: Path, ending: str, total_steps: int, functions: Iterable[str] = ()) -> list[Row]:
+def try_command(run: Path, options: str = "--temperature 0.7") -> Row:
+    """How to see what a model says. options: of generate."""
+    path = shlex.quote(str(run))
+    if (run / CHAT_TEMPLATE).exists():
+        return f"tapeless chat {path}", "talk to it"
+    return f"tapeless generate {path} {options}", "generate text"
+
+
+def next_commands(
+    run: Path, ending: str, total_steps: int, functions: Collection[str] = (), plugins: Mapping[str, str] | None = None
+) -> list[Row]:
     """Suggested commands and their purpose. ending: done, early, or anything else for a run that can be resumed. functions: the
-    arguments of tapeless.resume that the run needs."""
-    path, ended = shlex.quote(str(run)), ending in ("done", "early")
+    arguments of tapeless.resume that the run needs. plugins: those that it records."""
+    path, ended, plugins = shlex.quote(str(run)), ending in ("done", "early"), plugins or {}
     more = {"max_steps": 2 * total_steps} if ended else {}
-    command = resume_command(run, functions, **more)
-    resume = (command, "train for longer" if ended else "continue as if it had not been interrupted")
+    again = resume_command(run, functions, **more) + ("" if functions else plugin_flags(plugins, training=True))
+    resume = (again, "train for longer" if ended else "continue as if it had not been interrupted")
+    command, what = try_command(run)
+    load = plugin_flags(plugins, training=False)
     others = [
-        (f"tapeless generate {path} --temperature 0.7", "generate text"),
-        (f"tapeless eval {path} --checkpoint best", "evaluate on the whole validation text"),
+        (command + load, what),
+        (f"tapeless eval {path} --checkpoint best{load}", "evaluate on the whole validation text"),
     ]
     return [*others, resume] if ended else [resume, *others]
 

@@ -175,11 +175,10 @@ def generation() -> str:
 
 def generation_cuda(stored: dict[str, Any]) -> str:
     rates = stored["rates"]
-    head = ("model", "sequences", "sampling", *(f"{name}, tokens/s" for name in ("tapeless", *list(rates[0]["tokens_per_s"])[2:])))
-    rows = [head]
+    peers = [name for name in rates[0]["tokens_per_s"] if name not in ("engine", "generate")]
+    rows = [("model", "sequences", "sampling", *(f"{name}, tokens/s" for name in ("tapeless", *peers)))]
     for row in rates:
-        _, *others = row["tokens_per_s"].items()
-        speeds = row["tokens_per_s"]["engine"], *(rate for name, rate in others if name != "generate")
+        speeds = [row["tokens_per_s"][name] for name in ("engine", *peers)]
         rows.append((f"`{row['preset']}`", str(row["sequences"]), row["sampling"], *(f"{rate:,.0f}" for rate in speeds)))
     return markdown(rows)
 

@@ -214,7 +214,8 @@ def start_up() -> str:
 
 def generation_cuda() -> str:
     stored = result("generation_cuda")
-    return f"{performance_tables.generation_cuda(stored)}\nMeasured on one {stored['gpu']}, torch {stored['machine']['torch']}.\n"
+    about = f"Measured on one {stored['gpu']}, torch {stored['machine']['torch']}."
+    return f"{performance_tables.generation_cuda(stored)}\n{about}\n"
 
 
 def run_cuda() -> str:

@@ -66,7 +66,7 @@ class MetricsLog:
 
     def __init__(self, path: Path, *, on_warning: Callable[[str], None] = log.warning):
         self.path, self.on_warning = path, on_warning
-        self._events: list[Mapping[str, Any]] = []  # that are not lines yet: many at once are encoded in a third of the time
+        self._events: list[Mapping[str, Any]] = []  # that are not lines yet: encoding many at once takes less time
         self._pending = bytearray()  # lines that are not written yet
         self._writing = Lock()
         self._failing = False
@@ -149,7 +149,8 @@ class MetricsLog:
         """Write what is still pending, or raise."""
         if self._file.closed:
             return
-        with self._file, writing(self.path, f"; its last {self._pending.count(NEWLINE)} lines are lost"):
+        lost = self._pending.count(NEWLINE) + len(self._events)
+        with self._file, writing(self.path, f"; its last {lost} lines are lost"):
             self._write_lines()
 
     def __enter__(self) -> "MetricsLog":

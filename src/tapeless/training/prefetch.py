@@ -39,7 +39,7 @@ class Prefetch:
             size = self.loader.batch_size
             count = max(1, TOGETHER // (size * self.loader.seq_len))
             parts = [part.split(size) for part in self.loader.rows(first_sample, count * size)]
-            self._read_ahead = dict(zip(range(first_sample, first_sample + count * size, size), zip(*parts), strict=True))
+            self._read_ahead = {first_sample + i * size: batch for i, batch in enumerate(zip(*parts, strict=True))}
         return self._read_ahead[first_sample]
 
     def _read(self, first_sample: int) -> Batch:

@@ -117,7 +117,8 @@ def test_a_log_that_fails_for_a_while_has_every_line_in_the_end(tmp_path: Path):
         full = True
         log.append({"event": "step", "step": 5})
         log.flush()
-        with pytest.raises(WriteError, match=r"No space left on device; its last 1 lines are lost"):
+        log.append({"event": "step", "step": 6})  # never flushed
+        with pytest.raises(WriteError, match=r"No space left on device; its last 2 lines are lost"):
             log.close()
     assert len(warnings) == 2
     assert warnings[0] == f"{path} cannot be written: No space left on device; its lines are buffered, training continues"

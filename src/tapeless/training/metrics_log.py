@@ -66,6 +66,7 @@ class MetricsLog:
 
     def __init__(self, path: Path, *, on_warning: Callable[[str], None] = log.warning):
         self.path, self.on_warning = path, on_warning
+        self._events: list[Mapping[str, Any]] = []  # that are not lines yet: encoding many at once takes less time
         self._pending = bytearray()  # lines that are not written yet
         self._writing = Lock()
         self._failing = False
@@ -78,10 +79,9 @@ class MetricsLog:
             return open(self.path, "ab", buffering=0)  # for the life of the run
 
     def append(self, event: Mapping[str, Any]) -> None:
-        """Kept in memory until flush() or sync()."""
-        line = event_line(event)
+        """Kept in memory, as it is then, until flush() or sync()."""
         with self._writing:
-            self._pending += line
+            self._events.append(event)
 
     def flush(self) -> None:
         """Give the lines to the operating system. Warns once about a failure, until a write succeeds."""
@@ -112,6 +112,8 @@ class MetricsLog:
 
     def _write_lines(self) -> None:
         with self._writing:
+            events, self._events = self._events, []
+            self._pending += b"".join(map(event_line, events))
             while self._pending:
                 del self._pending[: self._file.write(self._pending)]
 
@@ -147,7 +149,8 @@ class MetricsLog:
         """Write what is still pending, or raise."""
         if self._file.closed:
             return
-        with self._file, writing(self.path, f"; its last {self._pending.count(NEWLINE)} lines are lost"):
+        lost = self._pending.count(NEWLINE) + len(self._events)
+        with self._file, writing(self.path, f"; its last {lost} lines are lost"):
             self._write_lines()
 
     def __enter__(self) -> "MetricsLog":

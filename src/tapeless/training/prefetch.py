@@ -22,12 +22,12 @@ class Prefetch:
         self.loader, self.device = loader, device
         self._thread: ThreadPoolExecutor | None = None
         self._next: tuple[int, Future[Batch]] | None = None  # its first sample
-        self._block: tuple[int, Batch] | None = None  # of several batches on a CPU: its first sample
+        self._read_ahead: dict[int, Batch] = {}  # on a CPU, by first sample
 
     def at(self, first_sample: int) -> Batch:
         """The batch that begins with this sample, on the device; on a GPU, starts to read the one after it."""
         if self.device.type == "cpu":
-            return self._of_block(first_sample)
+            return self._of_several(first_sample)
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="prefetch")
         batch = self._next[1].result() if self._next and self._next[0] == first_sample else self._read(first_sample)
@@ -35,13 +35,13 @@ class Prefetch:
         self._next = following, self._thread.submit(self._read, following)
         return batch
 
-    def _of_block(self, first_sample: int) -> Batch:
-        size = self.loader.batch_size
-        if self._block is None or not 0 <= first_sample - self._block[0] <= len(self._block[1][0]) - size:
-            count = max(1, TOGETHER // (size * self.loader.seq_len)) * size
-            self._block = first_sample, self.loader.rows(first_sample, count)
-        start = first_sample - self._block[0]
-        return tuple(part[start : start + size] for part in self._block[1])
+    def _of_several(self, first_sample: int) -> Batch:
+        if first_sample not in self._read_ahead:
+            size = self.loader.batch_size
+            count = max(1, TOGETHER // (size * self.loader.seq_len))
+            parts = [part.split(size) for part in self.loader.rows(first_sample, count * size)]
+            self._read_ahead = {first_sample + i * size: batch for i, batch in enumerate(zip(*parts, strict=True))}
+        return self._read_ahead[first_sample]
 
     def _read(self, first_sample: int) -> Batch:
         batch = self.loader.batch(first_sample)
@@ -59,4 +59,5 @@ class Prefetch:
         """Wait for the thread; a later call of at() starts another."""
         if self._thread is not None:
             self._thread.shutdown()
-        self._thread = self._next = self._block = None
+        self._thread = self._next = None
+        self._read_ahead = {}

@@ -18,7 +18,8 @@ from tapeless.kernels.cpu.jit import BITS, FLOAT, inlined
 from tapeless.kernels.cpu.tile import HAS_PAIRS, INDEX, INTEGERS, VECTOR, WIDTH, spread, times_plus
 
 LANES = list(range(WIDTH))
-TOGETHER = 4  # rows of w that a tile reads at a time: one row of x waits for memory, which likes few streams
+TOGETHER = 4  # rows of w that a tile of several rows of x reads at a time
+AHEAD = 2**13  # bytes: how far before its use one row of x asks for w, which it reads from start to end
 
 
 def _shuffled(builder: ir.IRBuilder, a: Any, b: Any, lanes: list[int]) -> Any:
@@ -110,7 +111,7 @@ def _make_tile(rows: int) -> Any:
         signature = types.void(y, *[types.intp] * 2, w, *[types.intp] * 2, x, *[types.intp] * 3)
         pairs = HAS_PAIRS and w.dtype == x.dtype == types.uint16
         step = 2 * WIDTH if pairs else WIDTH
-        together = min(outputs, TOGETHER)
+        together = min(outputs, TOGETHER) if rows > 1 else 1  # one row waits for memory, which is fastest in one stream
 
         def codegen(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> Any:
             y_row_, w_step_, x_row_, I_ = args[2], args[5], args[8], args[9]
@@ -118,14 +119,15 @@ def _make_tile(rows: int) -> Any:
             w_starts = [builder.gep(w_, [builder.mul(INDEX(o), w_step_)]) for o in range(outputs)]
             x_starts = [builder.gep(x_, [builder.mul(INDEX(r), x_row_)]) for r in range(rows)]
             sums = _zeros(builder, WIDTH)
+            # With several rows arithmetic hides the memory's latency if what the next tile reads is asked for now.
+            ahead = builder.mul(w_step_, INDEX(WIDTH)) if rows > 1 else INDEX(AHEAD // (w.dtype.bitwidth // 8))
 
             def add(first: int, at: Any, count: Any = None) -> None:
                 starts = w_starts[first : first + together]
                 w_vectors = [_vector(builder, builder.gep(start, [at]), count, pairs) for start in starts]
                 x_vectors = [_vector(builder, builder.gep(start, [at]), count, pairs) for start in x_starts]
-                if rows > 1:  # arithmetic hides the memory's latency if what the next tile reads is asked for now
-                    for start in starts:
-                        _prefetch(builder, builder.gep(start, [builder.add(at, builder.mul(w_step_, INDEX(WIDTH)))]))
+                for start in starts:
+                    _prefetch(builder, builder.gep(start, [builder.add(at, ahead)]))
                 for r in range(rows):
                     for o, w_vector in enumerate(w_vectors, first):
                         _add_product(builder, sums[r * outputs + o], w_vector, x_vectors[r])

@@ -3,6 +3,8 @@
 import errno
 import hashlib
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -66,3 +68,20 @@ def test_a_large_file_is_hashed_and_synced_beside_its_writing(tmp_path: Path, mo
     monkeypatch.setattr(files.os, "fsync", fail)
     with pytest.raises(OSError, match="Input/output error"):
         write_synced(tmp_path / "failed", chunks)
+
+
+def test_a_file_is_completed_after_the_main_thread_has_ended(tmp_path: Path):
+    code = """
+import sys, time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from tapeless.data.files import LARGE, write_synced
+
+def write():
+    time.sleep(0.2)
+    write_synced(Path(sys.argv[1]), [bytes(LARGE)] * 2)
+
+ThreadPoolExecutor(1).submit(write)
+"""
+    subprocess.run([sys.executable, "-c", code, str(tmp_path / "file")], check=True)
+    assert (tmp_path / "file").stat().st_size == 2 * files.LARGE

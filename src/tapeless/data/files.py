@@ -7,17 +7,47 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
-from typing import IO, Any
+from threading import Thread
+from typing import IO, Any, TypeVar
 
 from tapeless.errors import WriteError
 
 LARGE = 2**20  # bytes that are worth hashing in another thread than the one that writes
 SYNCED = 2**27  # bytes of a file between two syncs
+T = TypeVar("T")
+
+
+class Threads:
+    """One for each task; the end of the block waits for all. A ThreadPoolExecutor takes no tasks once the main thread has
+    ended, and a checkpoint that is being written then is to be completed."""
+
+    def __init__(self) -> None:
+        self._threads: list[Thread] = []
+
+    def submit(self, work: Callable[..., T], *arguments: Any) -> Future[T]:
+        future: Future[T] = Future()
+
+        def run() -> None:
+            try:
+                future.set_result(work(*arguments))
+            except BaseException as error:
+                future.set_exception(error)
+
+        self._threads.append(Thread(target=run))
+        self._threads[-1].start()
+        return future
+
+    def __enter__(self) -> "Threads":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for thread in self._threads:
+            thread.join()
 
 
 @contextmanager
@@ -67,7 +97,7 @@ def write_synced(path: Path, chunks: Iterable[bytes | memoryview]) -> dict[str, 
     stored does not match them."""
     size, unsynced, digest = 0, 0, hashlib.sha256()
     syncing: Future[None] | None = None
-    with open(path, "xb") as file, ThreadPoolExecutor(2) as threads:
+    with open(path, "xb") as file, Threads() as threads:
         for chunk in chunks:
             hashing = threads.submit(digest.update, chunk) if len(chunk) >= LARGE else None
             file.write(chunk)

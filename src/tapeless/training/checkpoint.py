@@ -14,7 +14,6 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,7 +22,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from tapeless.data.files import atomic_write, file_sha256, readable_json, reason, sync_folder, unused, write_synced
+from tapeless.data.files import Threads, atomic_write, file_sha256, readable_json, reason, sync_folder, unused, write_synced
 from tapeless.errors import NEWER_FORMAT, CheckpointError, DamagedError, WriteError
 from tapeless.ops.numerics import copy_stream
 
@@ -87,8 +86,9 @@ def _write_tensors(folder: Path, files: Mapping[str, Mapping[str, Tensor]]) -> l
 
     if sum(x.nbytes for tensors in files.values() for x in tensors.values()) < AT_ONCE:
         return [write(name) for name in files]
-    with ThreadPoolExecutor(len(files)) as pool:
-        return list(pool.map(write, files))
+    with Threads() as threads:
+        writing = [threads.submit(write, name) for name in files]
+        return [file.result() for file in writing]
 
 
 def tensor_file(tensors: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:

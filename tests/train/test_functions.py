@@ -149,6 +149,13 @@ def test_an_exception_in_a_function_loses_no_work(tmp_path: Path, text: str, nam
     assert final_bytes(run) == final_bytes(RunDir(whole.path))
 
 
+def test_ids_outside_the_vocabulary_lose_no_work(tmp_path: Path, text: str):
+    wrong = lambda step: batch(step) if step < 3 else (batch(step)[0], batch(step)[1] + 256)  # noqa: E731
+    with pytest.raises(InputError, match=r"batches: step 4: target \[0, 0\] is \d+, outside the vocabulary of 256"):
+        train(MODEL, text, out_dir=tmp_path / "run", batches=wrong, **FEW)
+    assert (tmp_path / "run" / "checkpoints" / "latest").read_text().strip() == "step-00000003"
+
+
 def test_a_run_that_diverges_names_the_call_that_continues_it(tmp_path: Path, text: str):
     with pytest.raises(NonFiniteError) as error:
         train(MODEL, text, out_dir=tmp_path / "run", batches=batch, lr_schedule=lambda step: 1e30, **{**FEW, "spike_z": 0.0})

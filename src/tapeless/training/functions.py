@@ -17,6 +17,7 @@ from torch import Tensor
 
 from tapeless.config import FUNCTION, TrainConfig
 from tapeless.errors import ConfigError, InputError
+from tapeless.model.check import check_targets, check_tokens
 
 Batch = Sequence[Tensor]  # tokens, targets (rows, T) int64, and document_ids if masked
 Batches = Callable[[int], Batch] | Iterable[Batch]
@@ -48,8 +49,8 @@ class OwnBatches:
 
     num_windows = 0  # per epoch: not known
 
-    def __init__(self, given: Batches, config: TrainConfig, seq_len: int, device: torch.device):
-        self.config, self.seq_len, self.device = config, seq_len, device
+    def __init__(self, given: Batches, config: TrainConfig, seq_len: int, vocab_size: int, device: torch.device):
+        self.config, self.seq_len, self.vocab_size, self.device = config, seq_len, vocab_size, device
         self.batch_size = config.batch_size * config.grad_accum
         self._given, self._passes = given, 0
         self._iterator: Iterator[Any] = iter(())
@@ -112,7 +113,8 @@ class OwnBatches:
         self._passes += 1
 
     def _checked(self, item: Any, step: int) -> Batch:
-        """Within the shape that the configuration states, for which memory was checked. The ids are checked by the model."""
+        """Within the shape that the configuration states, for which memory was checked, and with ids of the vocabulary: the
+        model would find others in the middle of a step."""
         names = ("tokens", "targets", "documents")[: 2 + self.config.document_attention]
         expected = f"batches: step {step + 1}: expected ({', '.join(names)}), int64 tensors of one shape (rows, tokens)"
         if not isinstance(item, tuple | list) or len(item) != len(names):
@@ -126,6 +128,11 @@ class OwnBatches:
                 f"batches: step {step + 1} has {rows} rows of {T} tokens; expected at most {self.batch_size} of "
                 f"{self.seq_len}, for which memory was checked: set batch_size and seq_len"
             )
+        try:
+            check_tokens(batch[0], self.vocab_size, batch[0].device)
+            check_targets(batch[1], batch[0], self.vocab_size)
+        except InputError as error:
+            raise InputError(f"batches: step {step + 1}: {error}") from None
         return batch
 
 

@@ -110,7 +110,7 @@ class Trainer:
             self.loader: Loader | ExampleLoader | OwnBatches = loader
             self._batches = Prefetch(loader, model.device)
         else:
-            self.loader = self._own = OwnBatches(batches, config, self.seq_len, model.device)
+            self.loader = self._own = OwnBatches(batches, config, self.seq_len, model.config.vocab_size, model.device)
             self._own.check_first()
         self.validation = validation_set(data, self.seq_len, config.eval_windows, starts[1])
         self.optimizer = optimizer_of(model, config)

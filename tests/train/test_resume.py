@@ -10,10 +10,23 @@ import numpy as np
 import pytest
 import torch
 from checkpoint_fixtures import EARLIEST_STATE, flip, rewrite_state
-from run_fixtures import MODEL, begin_run, config, copy_of, events, final_bytes, play, played_with_copies, state, text_of
+from run_fixtures import (
+    MODEL,
+    begin_run,
+    config,
+    copy_of,
+    dataset,
+    events,
+    final_bytes,
+    play,
+    played_with_copies,
+    state,
+    text_of,
+)
 
 from tapeless.config import AnyModelConfig, SimpleLMConfig, TrainConfig
 from tapeless.errors import ConfigError
+from tapeless.model.build import build_model
 from tapeless.training import evaluate, trainer
 from tapeless.training.checkpoint import checkpoints, load_checkpoint, pointed
 from tapeless.training.evaluate import Evaluation
@@ -365,9 +378,9 @@ def test_events_of_a_step_that_are_emitted_during_the_next(tmp_path: Path, monke
     ordered: list[dict[str, Any]] = []
     original = trainer.Trainer.run
 
-    def late(self: trainer.Trainer) -> str:
+    def late(self: trainer.Trainer, **options: Any) -> str:
         self.reports_late = True
-        return original(self)
+        return original(self, **options)
 
     monkeypatch.setattr(trainer.Trainer, "run", late)
     run = begin_same(tmp_path, "float32", "late")
@@ -380,3 +393,19 @@ def test_events_of_a_step_that_are_emitted_during_the_next(tmp_path: Path, monke
     due = [(i, event["step"]) for i, event in enumerate(ordered) if event["event"] in ("eval", "sample", "checkpoint")]
     assert due
     assert all(seen[step] < i for i, step in due)
+
+
+def test_a_listener_that_fails_during_the_next_step_leaves_the_state_after_it(tmp_path: Path):
+    taken, raised = (trainer.Trainer(build_model(MODEL), config(), dataset(tmp_path)) for _ in range(2))
+    for _ in range(3):
+        taken.step(*taken.next_batch())
+
+    def fail(event: dict[str, Any]) -> None:
+        if event["event"] == "step" and event["step"] == 2:
+            raise ZeroDivisionError
+
+    raised.on_event, raised.reports_late = fail, True
+    with pytest.raises(ZeroDivisionError):
+        raised.run(display=None)
+    assert (raised.steps, raised.optimizer.t, raised.tokens) == (3, 3, taken.tokens)
+    assert torch.equal(raised.model.store.flat, taken.model.store.flat)

@@ -137,6 +137,7 @@ class Trainer:
         self._waited = 0.0  # seconds, for a checkpoint that was still being written when the next was due
         self.spent = TimeSpent()
         self._unreported: Callable[[], None] | None = None  # emits the events of the last step
+        self._raised: BaseException | None = None  # by a listener, meanwhile
         self._last_end: float | None = None  # perf_counter at the end of the last step, moved on by pauses
         self._plan()
 
@@ -204,7 +205,7 @@ class Trainer:
         """The step itself, with the spike guard."""
         limit = self.spikes.limit()
         if self._captured is not None:
-            options: dict[str, Any] = {"loss_limit": limit.loss, "meanwhile": self._report}
+            options: dict[str, Any] = {"loss_limit": limit.loss, "meanwhile": self._report_meanwhile}
             result = self._captured(tokens, targets, documents, lr=lr, step=self.steps, **options)
         else:
             options = {"grad_clip": self.config.grad_clip, "grad_accum": self.config.grad_accum}
@@ -304,6 +305,9 @@ class Trainer:
 
         self._report()  # of the step before, if nothing did meanwhile
         self._unreported = report
+        if self._raised is not None:
+            error, self._raised = self._raised, None
+            raise error
         if not self.reports_late:
             self._report()
 
@@ -311,6 +315,13 @@ class Trainer:
         report, self._unreported = self._unreported, None
         if report is not None:
             report()
+
+    def _report_meanwhile(self) -> None:
+        """While a GPU computes a step. What a listener raises is raised after it, since the weights are changing already."""
+        try:
+            self._report()
+        except BaseException as error:
+            self._raised = error
 
     def _ending(self, complete: bool) -> str | None:
         """Why the run ends here, or None. complete: everything due at this step has been done."""

@@ -26,7 +26,13 @@ def test_peaks():
     assert bf16_peak("NVIDIA H100 80GB HBM3") == 989e12
     assert bf16_peak("NVIDIA A100-SXM4-80GB") == 312e12
     assert bf16_peak("NVIDIA GeForce RTX 4090") == 165e12
-    slower = ("NVIDIA H100 PCIe", "NVIDIA H100 NVL", "NVIDIA A100-PCIE-40GB", "NVIDIA H100 80GB HBM3 MIG 1g.10gb")
-    for unknown in (*slower, "NVIDIA GeForce RTX 4090 Laptop GPU", "NVIDIA GeForce GTX 1080", "A1000"):
+    others = ("NVIDIA H100 PCIe", "NVIDIA H100 NVL", "NVIDIA A100-PCIE-40GB", "NVIDIA H100 80GB HBM3 MIG 1g.10gb")
+    for unknown in (
+        *others,
+        "NVIDIA GeForce RTX 3090 Ti",
+        "NVIDIA GeForce RTX 4090 Laptop GPU",
+        "NVIDIA GeForce GTX 1080",
+        "A1000",
+    ):
         assert bf16_peak(unknown) is None
         assert utilization(Task("ours", MODEL, TrainConfig(seq_len=5)), 1.0, unknown) is None

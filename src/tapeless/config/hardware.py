@@ -13,7 +13,14 @@ from tapeless.errors import ConfigError
 GIB = 2**30
 CONTEXT = GIB // 2  # bytes that the driver and torch's libraries take before the first tensor
 UNITS = {"MB": 10**6, "GB": 10**9, "TB": 10**12, "MiB": 2**20, "GiB": GIB, "TiB": 2**40}
-SLOWER = {"pcie", "nvl", "mig", "laptop", "d"}  # words in the names of boards and slices that have less than their namesake
+OTHERS = {
+    "pcie",
+    "nvl",
+    "mig",
+    "laptop",
+    "d",
+    "ti",
+}  # words in the names of boards and slices with other peaks than their namesake
 
 
 class Gpu(NamedTuple):
@@ -47,7 +54,7 @@ def bf16_peak(device_name: str) -> float | None:
     """FLOP/s of the GPU that CUDA calls so, such as NVIDIA H100 80GB HBM3 or NVIDIA GeForce RTX 4090."""
     words = device_name.lower().replace("-", " ").split()
     names = {*words, *("".join(pair) for pair in pairwise(words))}
-    return None if names & SLOWER else next((gpu.bf16 for name, gpu in GPUS.items() if name in names), None)
+    return None if names & OTHERS else next((gpu.bf16 for name, gpu in GPUS.items() if name in names), None)
 
 
 def parse_memory(text: str) -> int:

@@ -49,6 +49,8 @@ def test_what_makes_a_step_longer():
     [
         (replace(TRAIN, dtype="float32"), "--dtype bfloat16"),
         (replace(TRAIN, optimizer="muon"), "which muon has not"),
+        (replace(TRAIN, freeze="embed.w"), "train all parameters"),
+        (replace(TRAIN, init_from="runs/base", lora_rank=8), "train all parameters"),
     ],
 )
 def test_what_has_no_formula(train: TrainConfig, words: str):

@@ -43,6 +43,7 @@ def run(args: argparse.Namespace) -> int:
     name, found_recipe = recipe(args)
 
     with busy(LOADING):
+        from tapeless.estimate.calibrate import MEASURING
         from tapeless.estimate.record import add_time, estimate
         from tapeless.estimate.report import text, time_text
         from tapeless.estimate.target import target_of
@@ -64,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
         if not args.json:
             print(text(found, config, train), flush=True)
         if not args.no_calibrate:
-            with busy("measuring the time of a few steps"):
+            with busy(MEASURING if target is None else "computing the time of a step"):
                 add_time(found, memory, config, train, target)
     print(json.dumps(found) if args.json else time_text(found))
     return DOES_NOT_FIT if found["resource_errors"] else 0

@@ -38,6 +38,8 @@ def computed_time(config: AnyModelConfig, train: TrainConfig, target: Target, op
         raise NotComputable("the time depends on the GPU; name one, such as --device h100")
     if ops not in ("triton", "triton-fp8") or train.dtype == "float32" or not isinstance(config, ModelConfig):
         raise NotComputable("the formula is for transformers with the built-in kernels in bfloat16 or fp8: --dtype bfloat16")
+    if train.freeze or train.lora:
+        raise NotComputable("the formula is for runs that train all parameters; with frozen ones a step takes less")
     if train.optimizer not in ("adam", "adamw"):
         raise NotComputable(f"the formula is for updates by the built-in kernel, which {train.optimizer} has not")
     tokens, again = train.batch_size * T, 4 / 3 if train.recompute == "full" else 1.0  # the blocks' forward

@@ -186,6 +186,14 @@ def test_roles_are_part_of_the_fingerprint(tmp_path: Path):
         open_prepared(tmp_path / "data")
 
 
+def test_a_list_of_examples_that_was_cut_off_is_an_error(tmp_path: Path):
+    path = tmp_path / "cut.json"
+    path.write_text('[{"prompt": "2 + 2 =", "completion": " 4"},\n {"prompt": "3 + 3')
+    assert holds_examples(str(path), "text")
+    with pytest.raises(DataError, match=r"cut\.json:2: not JSON"):
+        read_examples(str(path))
+
+
 def test_a_text_is_not_taken_for_instructions(tmp_path: Path):
     for name, line in (
         ("a.jsonl", '{"text": "x", "prompt": "y"}'),

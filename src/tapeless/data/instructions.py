@@ -16,6 +16,7 @@ import hashlib
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,7 +25,7 @@ import numpy as np
 from tapeless.data.chat import ASSISTANT, ChatFormat, Message, Turn
 from tapeless.data.columns import is_dataset
 from tapeless.data.files import canonical_json
-from tapeless.data.read import JSONL, find_files, first_object, read_records, suffix_of
+from tapeless.data.read import JSONL, LIST, find_files, first_object, read_records, suffix_of
 from tapeless.data.token_files import write_tokens
 from tapeless.errors import DataError
 
@@ -52,12 +53,17 @@ def holds_examples(path: str, text_field: str) -> bool:
     try:
         if not all(suffix_of(file) in JSONL or first_object(file) for file in files):
             return False
-        record = next((record for file in files for _, record in read_records(file, "prompt")), None)
+        record = next(chain.from_iterable(map(_first_records, files)), None)
     except DataError:  # reading the file reports it
         return False
     if not isinstance(record, dict) or text_field in record:
         return False
     return bool(record.keys() & (FORMATS.keys() | {"completion"}))
+
+
+def _first_records(file: Path) -> Iterator[Any]:
+    """At least one, if the file has any. A damaged list is still one of examples, which reading it reports."""
+    return iter([first_object(file)]) if suffix_of(file) == LIST else (record for _, record in read_records(file, "prompt"))
 
 
 def read_examples(path: str) -> list[Example]:

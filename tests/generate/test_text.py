@@ -63,6 +63,9 @@ def test_it_ends_before_a_stop_string(model: Transformer):
     assert len(stream.tokens) < 40
     assert model.generate("né", max_tokens=40, sampling=DRAWN, stop=stop) == "né" + whole[: whole.index(stop)]
     assert "".join(model.stream("né", max_tokens=40, sampling=DRAWN, stop=["not in it", stop])) == whole[: whole.index(stop)]
+    for wrong in (5, [5]):
+        with pytest.raises(InputError, match="expected a text or several, or pass ids"):
+            model.generate("a", stop=wrong)
     with pytest.raises(InputError, match="pass stop_ids"):
         model.generate(ids, stop=stop)
 

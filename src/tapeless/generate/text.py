@@ -132,6 +132,9 @@ class Generates:
         prompt: a text, or token ids. max_tokens: the most to add. sampling: how tokens are drawn; default model.sampling. stop:
         a text or several; the new text ends before the first of them. stop_ids: ids that end it; default model.eos_ids."""
         ids = self._ids(prompt)
+        stops = [stop] if isinstance(stop, str) else stop
+        if not isinstance(stops, Sequence) or not all(isinstance(text, str) for text in stops):
+            raise InputError(f"stop is {stop!r}; expected a text or several, or pass ids as stop_ids")
         if stop and not isinstance(prompt, str):
             raise InputError("stop is a text, and this prompt is token ids; pass stop_ids, or the prompt as text")
         V = self._tokenizer.vocab_size if self._tokenizer else None
@@ -139,7 +142,6 @@ class Generates:
         engine = Engine(model, capacity=len(ids) + max_tokens, vocab_size=V)
         ends = self.eos_ids if stop_ids is None else stop_ids
         tokens = engine.submit(ids, max_tokens=max_tokens, sampling=sampling or self.sampling, stop=ends)
-        stops = [stop] if isinstance(stop, str) else stop
         return TextStream(tokens, self.tokenizer, ids, stops) if isinstance(prompt, str) else tokens
 
     @overload

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from run_fixtures import MODEL, dataset, events, final_bytes, text_file
@@ -57,8 +58,8 @@ def test_the_step_is_taken_with_what_the_functions_give(tmp_path: Path):
     other = Trainer(by_hand, trainer.config, trainer.data)
     assert [other.step(*batch(step)).loss for step in range(3)] == [m.loss for m in metrics]
     assert torch.equal(trained.store.flat, by_hand.store.flat)
-    rated = Trainer(build_model(MODEL), trainer.config, trainer.data, lr_schedule=rate)
-    assert [rated.step(*rated.next_batch()).lr for _ in range(3)] == [rate(0), rate(1), rate(2)]
+    rated = Trainer(build_model(MODEL), trainer.config, trainer.data, lr_schedule=lambda step: np.float32(rate(step)))
+    assert [rated.step(*rated.next_batch()).lr for _ in range(3)] == [np.float32(rate(step)) for step in range(3)]
 
 
 class Epochs:
@@ -173,6 +174,8 @@ def test_what_cannot_be_right_is_refused_before_anything_is_written(tmp_path: Pa
         ({"batches": [(two, two[:, :-1])]}, r"got int64 \(2, 8\), int64 \(2, 7\)"),
         ({"batches": [(two.float(), two)]}, r"got float32 \(2, 8\)"),
         ({"batches": [(wide, wide)]}, "3 rows of 8 tokens; expected at most 2 of 8.*set batch_size and seq_len"),
+        ({"batches": batch, "grad_accum": 4}, "2 rows, which are not grad_accum = 4 equal"),
+        ({"batches": [("ab", "cd")]}, "got what torch.as_tensor refuses: "),
         ({"batches": []}, "batches ended after 0"),
         ({"lr_schedule": rate, "lr": 1e-3}, "lr has no effect"),
         ({"lr_schedule": lambda step: float("nan")}, r"lr_schedule\(0\) is nan"),

@@ -10,6 +10,7 @@ Tested by: tests/train/test_functions.py."""
 import hashlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from numbers import Real
 from typing import Any
 
 import torch
@@ -119,7 +120,10 @@ class OwnBatches:
         expected = f"batches: step {step + 1}: expected ({', '.join(names)}), int64 tensors of one shape (rows, tokens)"
         if not isinstance(item, tuple | list) or len(item) != len(names):
             raise InputError(f"{expected}, got {type(item).__name__}{f' of {len(item)}' if hasattr(item, '__len__') else ''}")
-        batch = tuple(torch.as_tensor(x) for x in item)
+        try:
+            batch = tuple(torch.as_tensor(x) for x in item)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise InputError(f"{expected}, got what torch.as_tensor refuses: {error}") from None
         if any(x.dtype != torch.int64 or x.dim() != 2 or x.shape != batch[0].shape for x in batch):
             raise InputError(f"{expected}, got {', '.join(f'{str(x.dtype)[6:]} {tuple(x.shape)}' for x in batch)}")
         rows, T = batch[0].shape
@@ -127,6 +131,11 @@ class OwnBatches:
             raise InputError(
                 f"batches: step {step + 1} has {rows} rows of {T} tokens; expected at most {self.batch_size} of "
                 f"{self.seq_len}, for which memory was checked: set batch_size and seq_len"
+            )
+        if rows % self.config.grad_accum:
+            raise InputError(
+                f"batches: step {step + 1} has {rows} rows, which are not grad_accum = {self.config.grad_accum} equal "
+                "micro-batches"
             )
         try:
             check_tokens(batch[0], self.vocab_size, batch[0].device)
@@ -143,8 +152,8 @@ class OwnSchedule:
 
     def __call__(self, step: int) -> float:
         if self._cached is None or self._cached[0] != step:
-            rate = self._given(step)
-            if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 <= rate < math.inf:
+            rate: Any = self._given(step)
+            if isinstance(rate, bool) or not isinstance(rate, Real) or not 0 <= float(rate) < math.inf:
                 raise ConfigError(f"lr_schedule({step}) is {rate!r}; expected a finite number of 0 or more")
             self._cached = step, float(rate)
         return self._cached[1]

@@ -17,7 +17,7 @@ from typing import Any
 
 from tapeless.config import FUNCTION, KINDS, AnyModelConfig, Recipe, TrainConfig, preset_recipe, read_recipe
 from tapeless.data.prepare import Dataset, open_prepared
-from tapeless.errors import ConfigError, GradientError, TapelessError
+from tapeless.errors import ConfigError, GradientError, TapelessError, WriteError
 from tapeless.estimate.disk import disk_of
 from tapeless.estimate.fit import resource_errors
 from tapeless.estimate.memory import memory_of
@@ -326,6 +326,10 @@ def _train(
             record.listeners.insert(0, lambda event: first_step.close())
             try:
                 reason = trainer.run(display=None)
+            except WriteError as error:  # of the last save, which would hide why it was made
+                if user.error is not None:
+                    raise error from user.error
+                raise
             finally:
                 record.deliver()
         record({"event": "end", "step": trainer.steps, "reason": reason, "time": time.time()})

@@ -1,5 +1,6 @@
 """`tapeless.train` and `tapeless.resume`: what the commands do, from Python, with callbacks."""
 
+import errno
 import json
 import signal
 import subprocess
@@ -16,7 +17,8 @@ import tapeless
 from tapeless import STOP, resume, train
 from tapeless.cli.main import main
 from tapeless.data.files import file_sha256
-from tapeless.errors import ConfigError, GradientError
+from tapeless.errors import ConfigError, GradientError, WriteError
+from tapeless.training import checkpoint
 from tapeless.training.checkpoint import pointed
 from tapeless.training.run_config import read_run_config
 from tapeless.training.run_dir import RunDir
@@ -233,6 +235,20 @@ def test_training_loads_no_bench_and_of_verify_what_its_check_needs(tmp_path: Pa
     assert "tapeless.verify.first_batch" in loaded
     assert [name for name in loaded if name.startswith(("tapeless.bench", "tapeless.cli", "tapeless.tasks"))] == []
     assert {name.removeprefix("tapeless.verify") for name in loaded if name.startswith("tapeless.verify")} <= FIRST_BATCH
+
+
+def test_a_disk_that_is_full_does_not_hide_the_exception_of_a_callback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def fail(event: dict[str, Any]) -> None:
+        if event["event"] == "step":
+            monkeypatch.setattr(checkpoint, "write_synced", full)
+            raise ZeroDivisionError
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(WriteError, match="No space left") as raised:
+        train(MODEL, text_file(tmp_path, 700), out_dir=tmp_path / "run", callbacks=[fail], display=None, **FEW)
+    assert isinstance(raised.value.__cause__, ZeroDivisionError)
 
 
 @pytest.mark.parametrize("callbacks", [print, [None], "stop"])

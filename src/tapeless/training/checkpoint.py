@@ -32,7 +32,7 @@ DTYPES = {torch.float64: "F64", torch.float32: "F32", torch.bfloat16: "BF16"}
 STATE_FIELDS = {"step", "tokens", "epoch", "sample_index", "seed", "best_val_loss", "best_step", "guard", "world_size", "base"}
 STATE_FIELDS |= {"functions"}
 ADDED = {"base": None, "functions": None}  # fields added later, and their value in older checkpoints
-PIECE = 2**25  # bytes that are copied from a GPU, and synced, at a time
+PIECE = 2**25  # bytes that are copied from a GPU at a time
 AT_ONCE = 2**28  # bytes of tensors from which on files are written at the same time
 STEP_NAME = re.compile(r"step-(\d{8,})")
 

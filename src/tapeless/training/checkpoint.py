@@ -31,8 +31,8 @@ FORMAT_VERSION = 1
 MODEL, OPTIM, STATE, MANIFEST = "model.safetensors", "optim.safetensors", "state.json", "MANIFEST.json"
 DTYPES = {torch.float64: "F64", torch.float32: "F32", torch.bfloat16: "BF16"}
 STATE_FIELDS = {"step", "tokens", "epoch", "sample_index", "seed", "best_val_loss", "best_step", "guard", "world_size", "base"}
-STATE_FIELDS |= {"functions"}
-ADDED = {"base": None, "functions": None}  # fields added later, and their value in older checkpoints
+STATE_FIELDS |= {"functions", "seal"}
+ADDED = dict.fromkeys(("base", "functions", "seal"))  # fields added later: None in older checkpoints
 PIECE = 2**25  # bytes that are copied from a GPU, and synced, at a time
 AT_ONCE = 2**28  # bytes of tensors from which on files are written at the same time
 STEP_NAME = re.compile(r"step-(\d{8,})")
@@ -220,9 +220,19 @@ def read_checkpoint(path: Path) -> Checkpoint:
         raise DamagedError(f"{path} is damaged and left unchanged: cannot be read: {error}") from error
 
 
-def verify(path: Path, *, hashes: bool = True) -> set[str]:
+def newest_state(folder: Path) -> dict[str, Any] | None:
+    """The state of the checkpoint that `latest` names, without its tensors; None if there is none, or it is damaged."""
+    try:
+        path = checkpoints(folder)[_first(folder, "latest", True, lambda text: None)]
+        verify(path, only=STATE)
+        return ADDED | json.loads((path / STATE).read_bytes())
+    except (CheckpointError, OSError, LookupError, ValueError, TypeError):
+        return None
+
+
+def verify(path: Path, *, hashes: bool = True, only: str | None = None) -> set[str]:
     """Compare size and sha256 of every file with the manifest: returns the files' names, or raises and names what is damaged.
-    hashes: False compares sizes only, for a checkpoint that this process has just hashed and synced."""
+    hashes: False compares sizes only, for a checkpoint that this process has just hashed and synced. only: one of the files."""
     if not path.is_dir():
         got = "a file" if path.exists() else "nothing"
         raise DamagedError(f"{path} is damaged: expected the folder of a checkpoint, got {got}")
@@ -236,7 +246,8 @@ def verify(path: Path, *, hashes: bool = True) -> set[str]:
     except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
         text = f"{path} is damaged and left unchanged: {MANIFEST}: expected a list of files, got {error!r}"
         raise DamagedError(text) from error
-    wrong = [problem for name, expected in listed.items() if (problem := _problem(path / name, *expected, hashes))]
+    compared = {name: expected for name, expected in listed.items() if only in (None, name)}
+    wrong = [problem for name, expected in compared.items() if (problem := _problem(path / name, *expected, hashes))]
     if wrong:
         raise DamagedError(f"{path} is damaged and left unchanged, its files differ from {MANIFEST}: {'; '.join(wrong)}")
     return set(listed)

@@ -23,6 +23,7 @@ from tapeless.plugins import required_plugins
 from tapeless.training.checkpoint import STATE_FIELDS, save_checkpoint
 from tapeless.training.run_config import RunConfig, read_run_config, write_run_config
 from tapeless.training.run_dir import RunDir, environment
+from tapeless.training.seal import config_seal
 
 LONGEST_WINDOW = 1024  # default seq_len of an evaluation: some models allow a million
 
@@ -59,10 +60,12 @@ def write_run(
             write_template(run.path, chat_template)
         train = TrainConfig(tokenizer=str(run.tokenizer), seq_len=min(config.max_seq_len, LONGEST_WINDOW))
         facts = {"tokenizer_hash": tokenizer.fingerprint}
-        write_run_config(run.config, RunConfig(config, train, facts, required_plugins(config, train)))
+        imported = RunConfig(config, train, facts, required_plugins(config, train))
+        write_run_config(run.config, imported)
         write_json(run.env, environment(argv))
         counts = dict.fromkeys(("step", "tokens", "epoch", "sample_index"), 0)
         state = dict.fromkeys(STATE_FIELDS) | counts | {"seed": train.seed, "guard": {}, "world_size": 1}
+        state["seal"] = config_seal(imported)
         save_checkpoint(run.checkpoints, params, {}, state)
     except BaseException:  # also Ctrl-C: an incomplete directory would block the next attempt
         shutil.rmtree(run.path)

@@ -171,7 +171,7 @@ def environment(argv: Sequence[str]) -> dict[str, Any]:
         "git_commit": git_commit(Path(__file__).parent),
         "platform": platform.platform(),
         "host": socket.gethostname(),
-        "cpu": _cpu(),
+        "cpu": cpu_name(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
@@ -196,7 +196,7 @@ def _version(package: str) -> str | None:
         return None  # run from the sources, not installed
 
 
-def _cpu() -> str:
+def cpu_name() -> str:
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):

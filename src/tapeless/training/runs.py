@@ -21,22 +21,23 @@ from tapeless.data.chat import FILE as CHAT_TEMPLATE
 from tapeless.data.chat import read_template
 from tapeless.data.files import write_json
 from tapeless.data.prepare import Dataset, fingerprints, open_prepared, prepare, source_hashes, tokenizer_only
-from tapeless.errors import DISK_FULL, CheckpointError, ConfigError, WriteError
+from tapeless.errors import DISK_FULL, EDITED, CheckpointError, ConfigError, WriteError
 from tapeless.interop.generation import FILE as GENERATION
 from tapeless.interop.hf_import import is_hugging_face
 from tapeless.model.build import AnyModel, build_model
 from tapeless.optim.ema import EMA
 from tapeless.plugins import changed_plugins, require_plugins, required_plugins
 from tapeless.training.base import base_facts, merge_base
-from tapeless.training.checkpoint import Checkpoint, checkpoints, load_checkpoint, read_checkpoint, restore
+from tapeless.training.checkpoint import Checkpoint, checkpoints, load_checkpoint, newest_state, read_checkpoint, restore
 from tapeless.training.fastest import fastest_dtype
 from tapeless.training.imported import generation_of, import_model, requested_tokenizer
 from tapeless.training.metrics_log import MetricsLog
 from tapeless.training.plan import resolve_seq_len
 from tapeless.training.process import default_device, limit_threads, usable_device
 from tapeless.training.rotation import remove_stale
-from tapeless.training.run_config import Change, RunConfig, check_resume, read_run_config, write_run_config
+from tapeless.training.run_config import Change, RunConfig, check_resume, is_edited, read_run_config, write_run_config
 from tapeless.training.run_dir import RunDir, RunLock, environment
+from tapeless.training.seal import require_same_model, trained_with
 from tapeless.training.trainer import REPEATED, Listener, Trainer
 
 log = logging.getLogger("tapeless")
@@ -156,11 +157,18 @@ def resume_config(run: RunDir, overrides: Mapping[str, Any]) -> tuple[RunConfig,
     changed = changed_plugins(before.plugins, plugins)
     before = replace(before, plugins={**plugins, **{name: before.plugins[name] for name in changed}})
     now = RunConfig(model, train, {**before.data, **fingerprints(run.path)}, plugins)
+    edited, state = is_edited(run.config), newest_state(run.checkpoints)
+    # As written: it may be ahead of the checkpoint by the overrides of a resume that was killed before it saved.
+    trained = trained_with(state, frozen=not edited)
     if (train.dataset_path, train.corpus) != (before.train.dataset_path, before.train.corpus):  # moved: is it the same text?
         hashes = source_hashes(run.path, train)
         old, new = (replace(c, data={**c.data, "source_sha256": x}) for c, x in zip((before, now), hashes, strict=True))
         check_resume(old, new, overrides.keys())
-    return now, check_resume(before, now, overrides.keys())
+    changes = check_resume(before, now, overrides.keys(), trained)
+    if edited:
+        known = "no field that its checkpoints record differs" if trained else "no checkpoint tells what it was"
+        log.warning("%s was edited after it was written: %s", run.config, known)
+    return now, changes
 
 
 def usable_config(run: RunDir) -> RunConfig:
@@ -230,16 +238,18 @@ class Recorder:
             self.lock.release()
 
 
-def restore_trainer(trainer: Trainer, record: Recorder, *, fallback: bool, on_warning: Warn) -> None:
+def restore_trainer(
+    trainer: Trainer, record: Recorder, *, fallback: bool, on_warning: Warn, changes: Sequence[Change] = ()
+) -> None:
     """Bring a new trainer to the newest checkpoint of its run, or to step 0 if none was written yet. Events of metrics.jsonl
-    that come after it are dropped, since they will be written again."""
+    that come after it are dropped, since they will be written again. changes: what overrides change, to be announced."""
     folder = record.run.checkpoints
     if not checkpoints(folder) and had_checkpoints(record.run):
         raise CheckpointError(f"{folder}: the run's checkpoints are missing; restore them, or start a new run")
     checkpoint = load_checkpoint(folder, on_warning=on_warning, fallback=fallback) if checkpoints(folder) else None
     record.log.truncate_to(checkpoint.state["step"] if checkpoint else 0, repeated=REPEATED)
     if checkpoint:
-        trainer.resume(checkpoint)
+        trainer.resume(checkpoint, changes)
     else:
         on_warning(f"{record.run.path} has no checkpoint yet: training starts again at step 0")
 
@@ -271,7 +281,11 @@ def load_weights(run: RunDir, *, which: str = "latest", fallback: bool = True, o
         found = read_checkpoint(steps[int(which)])
     else:
         raise CheckpointError(f"{run.path} has no checkpoint {which!r}; there are latest, best, {', '.join(map(str, steps))}")
-    return merge_base(found, read_run_config(run.config))
+    config = read_run_config(run.config)
+    require_same_model(found.state, config, run.path)
+    if is_edited(run.config):
+        on_warning(f"{run.config} was edited after it was written: its fields that determine the model are as they were")
+    return merge_base(found, config)
 
 
 def select_weights(checkpoint: Checkpoint, weights: str) -> Mapping[str, Tensor]:
@@ -304,6 +318,10 @@ def load(
     params = select_weights(checkpoint, weights)
     model = inference_model(config.model, params, checkpoint.path, seed=config.train.seed, **machine)
     data = tokenizer_only(run.path) if config.imported else open_prepared(run.path)
+    recorded = config.data.get("tokenizer_hash", data.tokenizer.fingerprint)
+    if data.tokenizer.fingerprint != recorded:
+        what = f"data.tokenizer_hash is {data.tokenizer.fingerprint!r}, expected {recorded!r}"
+        raise EDITED(where=run.tokenizer, step=checkpoint.state["step"], fields=what)
     return Loaded(model, data, config, checkpoint)
 
 

@@ -14,7 +14,7 @@ Tested by: tests/train/test_trainer.py, tests/train/test_resume.py."""
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -48,7 +48,9 @@ from tapeless.training.nonfinite import explained
 from tapeless.training.plan import default_seq_len, scheduled_rate, total_steps, warmup_steps
 from tapeless.training.prefetch import Prefetch
 from tapeless.training.rotation import is_new_best, repair_names
+from tapeless.training.run_config import Change
 from tapeless.training.run_dir import RunDir
+from tapeless.training.seal import Seal, announcements, differences
 from tapeless.training.step import StepMetrics, StepResult, ema_of, optimizer_of, train_step
 from tapeless.training.time_spent import TimeSpent
 
@@ -83,6 +85,7 @@ class Trainer:
         before_save: Callable[[], None] = lambda: None,
         stopped: Callable[[], bool] = lambda: False,
         base: str | None = None,
+        seal: Seal | None = None,
         batches: Batches | None = None,
         lr_schedule: Schedule | None = None,
     ):
@@ -91,12 +94,12 @@ class Trainer:
         writes nothing. on_event: called with every event of metrics.jsonl. before_save: called before each checkpoint by the
         thread that writes it, to sync the events so far to the disk. stopped: polled at every step and during evaluation; True
         saves and ends the run, as does max_time, which counts from here. base: the hash of the base weights of adapters,
-        recorded in checkpoints."""
+        recorded in checkpoints. seal: what determines the result (seal.py), likewise, and compared by a resume."""
         if lr_schedule is not None:
             config = replace(config, lr_schedule=FUNCTION)
         check_functions(config, batches, lr_schedule)
         self.model, self.config, self.data, self.run_dir = model, config, data, run
-        self.on_event, self.base = on_event, base
+        self.on_event, self.base, self.seal = on_event, base, seal
         self._stop_requested, self._deadline = stopped, time.monotonic() + seconds(config.max_time)
         self.seq_len: int = config.seq_len or default_seq_len(model.config)
         starts = document_starts(model, data) if config.document_attention else (None, None)
@@ -439,8 +442,8 @@ class Trainer:
                     log.error(text, exc_info=outcome.error)
                 self._warn(f"{text}; training continues")
 
-    def resume(self, checkpoint: Checkpoint) -> None:
-        """Restore weights, optimizer and position from a checkpoint."""
+    def resume(self, checkpoint: Checkpoint, changes: Collection[Change] = ()) -> None:
+        """Restore weights, optimizer and position from a checkpoint. changes: of its configuration, to be announced."""
         state, moments = checkpoint.state, self.optimizer.named_state()
         saved = {name: views for name, views in checkpoint.optim.items() if name != EMA}
         if saved.keys() != moments.keys():
@@ -466,10 +469,8 @@ class Trainer:
         if self.run_dir is not None:
             folder = self.run_dir.checkpoints
             self._warn_if_write_fails(lambda: repair_names(folder, self.steps, self.best_step, on_warning=self._warn))
-        here = {"threads": torch.get_num_threads(), "torch_version": torch.__version__, "world_size": 1}
-        changed = [f"{name} was {state[name]}, is {value}" for name, value in here.items() if state[name] != value]
-        if changed:
-            self._warn(f"the last bits may differ from an uninterrupted run: {'; '.join(changed)}")
+        for text in announcements(differences(state, self.seal, changes)):
+            self._warn(text)
 
     def _check_functions(self, saved: dict[str, Any] | None) -> None:
         """The caller's functions must give for the last step what they gave the run."""
@@ -521,6 +522,7 @@ class Trainer:
             "world_size": 1,
             "base": self.base,
             "functions": self._last_given() if self.steps else None,
+            "seal": self.seal,
         }
 
     def _emit(self, event: str, **facts: Any) -> None:

@@ -27,7 +27,7 @@ from tapeless.interop.hf_import import is_hugging_face
 from tapeless.model.build import AnyModel, build_model
 from tapeless.optim.ema import EMA
 from tapeless.plugins import changed_plugins, require_plugins, required_plugins
-from tapeless.training.base import base_facts, merge_base
+from tapeless.training.base import base_facts, keep_base, merge_base
 from tapeless.training.checkpoint import Checkpoint, checkpoints, load_checkpoint, newest_state, read_checkpoint, restore
 from tapeless.training.fastest import fastest_dtype
 from tapeless.training.imported import generation_of, import_model, requested_tokenizer
@@ -134,7 +134,10 @@ def _inherit(other: RunDir, run: RunDir, *, adapters: bool) -> dict[str, str]:
             shutil.copy(other.path / name, run.path / name)
     if adapters and read_run_config(other.config).train.lora:
         raise ConfigError(f"{other.path} holds adapters itself; first: tapeless merge {other.path} --out DIR")
-    return base_facts(load_checkpoint(other.checkpoints, on_warning=log.warning).path)
+    found = load_checkpoint(other.checkpoints, on_warning=log.warning).path
+    if adapters and run.path.resolve() not in found.resolve().parents:
+        found = keep_base(found, run.path)
+    return base_facts(found, run.path)
 
 
 def resume_config(run: RunDir, overrides: Mapping[str, Any]) -> tuple[RunConfig, list[Change]]:

@@ -9,14 +9,13 @@ Tested by: tests/train/test_seal.py, tests/faults/test_sealed_runs.py."""
 import hashlib
 import os
 from collections.abc import Collection, Mapping
-from functools import cache
+from functools import cache, partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
-from tapeless import __version__
 from tapeless.errors import EDITED
 from tapeless.model.build import AnyModel
 from tapeless.model.sublayer import source_file
@@ -25,10 +24,17 @@ from tapeless.training.run_config import FREE, FROZEN, PATHS, Change, RunConfig
 from tapeless.training.run_dir import cpu_name
 
 # Sources that decide about bits, beside those of the ops' own files.
-SOURCES = ("ops", "kernels", "model", "optim", "data/loader.py", "data/rng.py", "data/instructions.py")
+SOURCES: tuple[str, ...] = ("ops", "kernels", "model", "optim", "data/loader.py", "data/rng.py", "data/instructions.py")
 SOURCES += tuple(f"training/{name}.py" for name in ("step", "captured_step", "plan", "guard", "trainer"))
 # Environment variables that select code in torch's libraries.
-VARIABLES = ("ATEN_CPU_CAPABILITY", "MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS", "MKL_DYNAMIC", "OMP_DYNAMIC", "ONEDNN_MAX_CPU_ISA")
+VARIABLES: tuple[str, ...] = (
+    "ATEN_CPU_CAPABILITY",
+    "MKL_CBWR",
+    "MKL_ENABLE_INSTRUCTIONS",
+    "MKL_DYNAMIC",
+    "OMP_DYNAMIC",
+    "ONEDNN_MAX_CPU_ISA",
+)
 VARIABLES += ("ONEDNN_DEFAULT_FPMATH_MODE", "CUBLAS_WORKSPACE_CONFIG", "NVIDIA_TF32_OVERRIDE")
 AT_TOP = ("threads", "torch_version", "world_size")  # of state.json: also in checkpoints without a seal
 TABLES = ("model", "simplelm", "train", "data", "plugins")
@@ -53,9 +59,10 @@ class Difference(NamedTuple):
 
 
 def config_seal(config: RunConfig) -> dict[str, Any]:
-    """The configuration as far as it determines the result. Where files lie does not: their hashes are in [data]."""
+    """The configuration as far as it determines the result. Where files lie does not: their hashes are in [data]. Of the ops,
+    those that were chosen are recorded, not what was asked for."""
     fields = {f"{table}.{name}": value for table, values in config.tables().items() for name, value in values.items()}
-    left_out = {f"train.{name}" for name in FREE} | {f"{table}.{name}" for table, name in PATHS}
+    left_out = {f"train.{name}" for name in (*FREE, "ops")} | {f"{table}.{name}" for table, name in PATHS}
     return {name: value for name, value in fields.items() if name not in left_out}
 
 
@@ -66,7 +73,7 @@ def seal_of(config: RunConfig, model: AnyModel) -> dict[str, Any]:
 
 def software_seal(model: AnyModel) -> dict[str, Any]:
     """What computes a model's steps, but for AT_TOP, which a checkpoint records by itself."""
-    found: dict[str, Any] = {"ops": model.ops.name, "code": f"{__version__} sha256:{_code()[:16]}"}
+    found: dict[str, Any] = {"ops": model.ops.name, "code": f"sha256:{_code()[:16]}"}
     found |= _library_settings(model.ops)
     found |= {"cpu": _cpu(), "matmul_precision": torch.get_float32_matmul_precision()}
     found["deterministic"] = torch.are_deterministic_algorithms_enabled()
@@ -85,7 +92,8 @@ def _library_settings(ops: OpSet) -> dict[str, str]:
         return op
 
     ops.map(collect)
-    homes = {function.__module__: function for function in functions if function is not None}
+    plain = [function.func if isinstance(function, partial) else function for function in functions if function is not None]
+    homes = {function.__module__: function for function in plain}
     found: dict[str, str] = {}
     if any(home.startswith("tapeless.kernels.cpu") for home in homes):
         from tapeless.kernels.cpu.jit import settings
@@ -122,7 +130,7 @@ def differences(state: Mapping[str, Any], now: Seal | None, changes: Collection[
     here = {"threads": torch.get_num_threads(), "torch_version": torch.__version__, "world_size": 1}
     old = {name: state[name] for name in AT_TOP}
     if state["seal"] is not None and now is not None:
-        return _between(old | state["seal"], here | now)
+        return _between({**old, **state["seal"]}, {**here, **now})
     changed = [Difference(f"{c.table}.{c.name}", c.old, c.new) for c in changes if c.kind != "free"]
     return _between(old, here) + changed
 
@@ -159,8 +167,9 @@ def listed(found: Collection[Difference]) -> list[str]:
 def announcements(found: Collection[Difference]) -> list[str]:
     """One line for each effect that differences have on what a resumed run computes."""
     config = [d for d in found if d.of_config and d.name not in LAST_BITS]
+    compilers = [d for d in found if d.name.startswith(("numba.", "triton")) and None in (d.old, d.new)]  # `ops` says it
     lines = {
-        "the last bits may differ from an uninterrupted run": [d for d in found if d not in config],
+        "the last bits may differ from an uninterrupted run": [d for d in found if d not in config + compilers],
         "the steps from here on differ from those of an unchanged run": config,
     }
     return [f"{effect}: {'; '.join(map(str, which))}" for effect, which in lines.items() if which]

@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from tapeless.config import FUNCTION, Sampling, TrainConfig, seconds
@@ -407,6 +406,7 @@ class Trainer:
         if self._writer is None or self._saved_step == self.steps:
             return
         with self._pause("checkpoints"):
+            self.data.require_unaltered()
             self.model.store.raise_if_non_finite()
             before, self._waited = self._waited, self._waited + self._writer.wait()
             if background and before <= SLOW_DISK < self._waited:

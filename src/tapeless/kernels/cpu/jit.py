@@ -49,7 +49,15 @@ OPTIONS = {
     "no_cfunc_wrapper": True,  # no entry point for C, which nothing uses: 5 % of the compile time
 }
 # Numba's settings that change the code it makes. It does not compile again when they change: the cache folder is named by them.
-SETTINGS = ("OPT", "LOOP_VECTORIZE", "SLP_VECTORIZE", "BOUNDSCHECK", "DISABLE_JIT", "DISABLE_INTEL_SVML", "USING_SVML")
+SETTINGS: tuple[str, ...] = (
+    "OPT",
+    "LOOP_VECTORIZE",
+    "SLP_VECTORIZE",
+    "BOUNDSCHECK",
+    "DISABLE_JIT",
+    "DISABLE_INTEL_SVML",
+    "USING_SVML",
+)
 SETTINGS += ("LLVM_REFPRUNE_PASS", "LLVM_REFPRUNE_FLAGS", "PARFOR_MAX_TUPLE_SIZE", "EXTEND_VARIABLE_LIFETIMES")
 
 

@@ -195,7 +195,8 @@ def test_what_a_resume_does_is_said(tmp_path: Path, caplog: pytest.LogCaptureFix
     assert "--lr-schedule constant --lr " in rising
     caplog.clear()
     resume(tmp_path / "run", display=None, max_steps=13, lr_schedule="constant", lr=1e-6, min_lr=1e-7)
-    changed = "max_steps was 12, is 13; lr was 0.002, is 1e-06; min_lr was not set, is 1e-07; lr_schedule was warmup-cosine, is constant"
+    changed = "max_steps was 12, is 13; lr was 0.002, is 1e-06; min_lr was not set, is 1e-07; "
+    changed += "lr_schedule was warmup-cosine, is constant"
     assert caplog.messages == [f"the steps from here on differ from those of an unchanged run: {changed}"]
 
 

@@ -31,7 +31,7 @@ from tapeless.data.chunks import document_chunks
 from tapeless.data.corpora import stdlib, stdlib_docs
 from tapeless.data.encode import encode_chunks, usable_cores
 from tapeless.data.external import hash_of_files, open_external, part_files, token_files
-from tapeless.data.files import atomic_write, file_sha256, link, write_json, writing
+from tapeless.data.files import atomic_write, canonical_json, file_sha256, link, write_json, writing
 from tapeless.data.read import read_chunks, skipped_files
 from tapeless.data.synthetic import SOURCES
 from tapeless.data.synthetic import Source as TrueSource
@@ -335,6 +335,13 @@ def fingerprints(folder: Path) -> dict[str, str]:
     """Of the data in a folder now, under the names of a run's configuration, also if they do not match each other."""
     _, tokenizer, _, states = _verified(folder, any_tokenizer=True)
     return {"tokenizer_hash": tokenizer.fingerprint, "dataset_fingerprint": _fingerprint(tokenizer, states)}
+
+
+def data_facts(folder: Path) -> dict[str, str]:
+    """The hash of what data.json says about the data, under its name in a run's configuration. Left out is what is computed
+    from the files, and checked by that."""
+    record = {name: value for name, value in read_record(folder).items() if name not in ("files", "baselines")}
+    return {"data_sha256": hashlib.sha256(canonical_json(record)).hexdigest()}
 
 
 def source_hashes(folder: Path, config: TrainConfig) -> tuple[str, str]:

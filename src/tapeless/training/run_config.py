@@ -27,8 +27,9 @@ FROZEN = {"tokenizer", "freeze", "lora_rank", "lora_alpha", "lora_targets"}
 FREE = {"dataset_path", "val_path", "text_field", "corpus", "max_time", "threads", "deterministic", "out_dir", "report_to"}
 FREE |= {"eval_every", "save_every", "keep_last", "keep_every", "log_every", "layer_stats_every", "check_invariants_every"}
 FREE |= {"sample_every", "sample_tokens", "sample_prompt", "sample_temperature", "verify"}
-# Where files lay when the run began, (table, field): what counts is their content, of which [data] has the hashes.
-PATHS = {("train", "tokenizer"), ("train", "init_from"), ("data", "base_checkpoint")}
+# (table, field): where files lay when the run began. What counts is their content, of which [data] has the hashes; the last one
+# is of a record that names such a path.
+PATHS = {("train", "tokenizer"), ("train", "init_from"), ("data", "base_checkpoint"), ("data", "data_sha256")}
 SEALED = "# sha256 of the lines below: "
 
 

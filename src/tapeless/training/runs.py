@@ -20,7 +20,15 @@ from tapeless.config import WEIGHTS, AnyModelConfig, SimpleLMConfig, TrainConfig
 from tapeless.data.chat import FILE as CHAT_TEMPLATE
 from tapeless.data.chat import read_template
 from tapeless.data.files import write_json
-from tapeless.data.prepare import Dataset, fingerprints, open_prepared, prepare, source_hashes, tokenizer_only
+from tapeless.data.prepare import (
+    Dataset,
+    data_facts,
+    fingerprints,
+    open_prepared,
+    prepare,
+    source_hashes,
+    tokenizer_only,
+)
 from tapeless.errors import DISK_FULL, EDITED, CheckpointError, ConfigError, WriteError
 from tapeless.interop.generation import FILE as GENERATION
 from tapeless.interop.hf_import import is_hugging_face
@@ -30,7 +38,7 @@ from tapeless.plugins import changed_plugins, require_plugins, required_plugins
 from tapeless.training.base import base_facts, keep_base, merge_base
 from tapeless.training.checkpoint import Checkpoint, checkpoints, load_checkpoint, newest_state, read_checkpoint, restore
 from tapeless.training.fastest import fastest_dtype
-from tapeless.training.imported import generation_of, import_model, requested_tokenizer
+from tapeless.training.imported import FACTS, file_facts, generation_of, import_model, requested_tokenizer
 from tapeless.training.metrics_log import MetricsLog
 from tapeless.training.plan import resolve_seq_len
 from tapeless.training.process import default_device, limit_threads, usable_device
@@ -94,8 +102,10 @@ def create_run(
         train_config = import_base_model(resolve_defaults(model_config, train_config), run, argv)
         data = prepare(train_config, model_config.vocab_size, run.path, **text_format(train_config))
         known = {"tokenizer_hash": data.tokenizer.fingerprint, "dataset_fingerprint": data.fingerprint, **(facts or {})}
+        known |= data_facts(run.path)
         if train_config.init_from:
             known |= _inherit(RunDir.open(train_config.init_from), run, adapters=train_config.lora is not None)
+        known |= file_facts(run.path)
         config = RunConfig(model_config, train_config, known, required_plugins(model_config, train_config))
         write_run_config(run.config, config)
         write_json(run.env, environment(argv))
@@ -159,7 +169,8 @@ def resume_config(run: RunDir, overrides: Mapping[str, Any]) -> tuple[RunConfig,
     plugins = required_plugins(model, train)
     changed = changed_plugins(before.plugins, plugins)
     before = replace(before, plugins={**plugins, **{name: before.plugins[name] for name in changed}})
-    now = RunConfig(model, train, {**before.data, **fingerprints(run.path)}, plugins)
+    facts = fingerprints(run.path) | data_facts(run.path)
+    now = RunConfig(model, train, {**before.data, **{name: x for name, x in facts.items() if name in before.data}}, plugins)
     edited, state = is_edited(run.config), newest_state(run.checkpoints)
     # As written: it may be ahead of the checkpoint by the overrides of a resume that was killed before it saved.
     trained = trained_with(state, frozen=not edited)
@@ -321,6 +332,9 @@ def load(
     params = select_weights(checkpoint, weights)
     model = inference_model(config.model, params, checkpoint.path, seed=config.train.seed, **machine)
     data = tokenizer_only(run.path) if config.imported else open_prepared(run.path)
+    for name, value in file_facts(run.path).items():
+        if config.data.get(name, value) != value:
+            on_warning(f"{run.path / FACTS[name]} was edited since the run began: texts may differ")
     recorded = config.data.get("tokenizer_hash", data.tokenizer.fingerprint)
     if data.tokenizer.fingerprint != recorded:
         what = f"data.tokenizer_hash is {data.tokenizer.fingerprint!r}, expected {recorded!r}"

@@ -154,10 +154,15 @@ def is_frozen(name: str) -> bool:
 
 def require_same_model(state: Mapping[str, Any], config: RunConfig, where: Path) -> None:
     """Refuse, field by field, a configuration that describes another model than the one a checkpoint holds."""
-    trained = trained_with(state, frozen=True)
-    now = {name: x for name, x in config_seal(config).items() if is_frozen(name)}
-    if trained and (found := _between(trained, now)):
+    if found := config_differences(state, config, frozen=True):
         raise EDITED(where=where, step=state["step"], fields="; ".join(listed(found)))
+
+
+def config_differences(state: Mapping[str, Any], config: RunConfig, *, frozen: bool) -> list[Difference]:
+    """Between the configuration that a checkpoint was trained with and another; frozen: of what is fixed for a run alone."""
+    trained = trained_with(state, frozen=frozen)
+    now = trained_with({"seal": config_seal(config)}, frozen=frozen)
+    return _between(trained, now) if trained else []
 
 
 def listed(found: Collection[Difference]) -> list[str]:

@@ -284,7 +284,7 @@ def _train(
             data,
             run=run,
             on_event=record,
-            before_save=record.log.sync,
+            before_save=record.before_save,
             stopped=lambda: user.stop or signals.requested(),
             base=config.data.get("base_sha256") if config.train.lora else None,
             seal=seal_of(config, model),

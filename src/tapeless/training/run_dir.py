@@ -39,7 +39,11 @@ class RunDir:
     """The paths of a run, by name."""
 
     def __init__(self, path: str | Path):
-        self.path = Path(path)
+        self.move_to(Path(path))
+
+    def move_to(self, path: Path) -> None:
+        """For whoever renamed the directory."""
+        self.path = path
         self.config, self.env, self.metrics = (self.path / name for name in ("config.toml", "env.json", "metrics.jsonl"))
         self.report, self.tokenizer = self.path / "report.html", self.path / "tokenizer.json"
         self.checkpoints, self.samples, self.lock = (self.path / name for name in ("checkpoints", "samples", "lock"))

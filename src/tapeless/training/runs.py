@@ -40,6 +40,7 @@ from tapeless.training.checkpoint import Checkpoint, checkpoints, load_checkpoin
 from tapeless.training.fastest import fastest_dtype
 from tapeless.training.imported import FACTS, file_facts, generation_of, import_model, requested_tokenizer
 from tapeless.training.metrics_log import MetricsLog
+from tapeless.training.moved import OpenRun
 from tapeless.training.plan import resolve_seq_len
 from tapeless.training.process import default_device, limit_threads, usable_device
 from tapeless.training.rotation import remove_stale
@@ -169,11 +170,12 @@ def resume_config(run: RunDir, overrides: Mapping[str, Any]) -> tuple[RunConfig,
     plugins = required_plugins(model, train)
     changed = changed_plugins(before.plugins, plugins)
     before = replace(before, plugins={**plugins, **{name: before.plugins[name] for name in changed}})
-    facts = fingerprints(run.path) | data_facts(run.path)
-    now = RunConfig(model, train, {**before.data, **{name: x for name, x in facts.items() if name in before.data}}, plugins)
     edited, state = is_edited(run.config), newest_state(run.checkpoints)
     # As written: it may be ahead of the checkpoint by the overrides of a resume that was killed before it saved.
     trained = trained_with(state, frozen=not edited)
+    facts = fingerprints(run.path) | data_facts(run.path)
+    unedited = {name for name, x in before.data.items() if trained.get(f"data.{name}", x) == x}
+    now = RunConfig(model, train, {**before.data, **{name: x for name, x in facts.items() if name in unedited}}, plugins)
     if (train.dataset_path, train.corpus) != (before.train.dataset_path, before.train.corpus):  # moved: is it the same text?
         hashes = source_hashes(run.path, train)
         old, new = (replace(c, data={**c.data, "source_sha256": x}) for c, x in zip((before, now), hashes, strict=True))
@@ -213,6 +215,7 @@ class Recorder:
         except BaseException:
             self.lock.release()
             raise
+        self._open_run = OpenRun(run)
         remove_stale(run.checkpoints, on_warning=self._warn)
 
     def __call__(self, event: dict[str, Any]) -> None:
@@ -230,6 +233,19 @@ class Recorder:
         if event["event"] not in ("step", "layer_stats") or time.perf_counter() - self._delivered > DELAY:
             self.deliver()
 
+    def before_save(self) -> None:
+        """Called before a checkpoint, by the thread that writes it: the directory must be there, and the log on the disk."""
+        self._follow()
+        self.log.sync()
+
+    def _follow(self) -> None:
+        if warning := self._open_run.follow():
+            self.log.path = self.run.metrics
+            self.log.warn_later(warning)
+            if not self.run.lock.exists():  # the one that is held was removed
+                self.lock.release()
+                self.lock = RunLock(self.run.lock)
+
     def deliver(self) -> None:
         """Bring the file and the delayed listeners up to date."""
         self.log.flush()
@@ -244,11 +260,13 @@ class Recorder:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         try:
+            self._follow()
             self.log.close()
         except WriteError:
             if kind is None:  # otherwise the first failure is the one to report
                 raise
         finally:
+            self._open_run.close()
             self.lock.release()
 
 

@@ -133,7 +133,7 @@ class Trainer:
         self._writer: CheckpointWriter | None = None
         if run is not None:
             keep = {"keep_last": config.keep_last, "keep_every": config.keep_every}
-            self._writer = CheckpointWriter(run.checkpoints, **keep, before_write=before_save)
+            self._writer = CheckpointWriter(run.checkpoints, **keep, before_write=partial(self._before_write, run, before_save))
         self._saved_step: int | None = None  # of the last checkpoint, which may still be being written
         self._state_to_save: dict[str, Any] = {}
         self._waited = 0.0  # seconds, for a checkpoint that was still being written when the next was due
@@ -421,6 +421,11 @@ class Trainer:
                 self._state_to_save = self._state()
             self._writer.save(*tensors, self._state_to_save, protect=self.resumed_from, background=background)
             self._saved_step = self.steps
+
+    def _before_write(self, run: RunDir, before_save: Callable[[], None]) -> None:
+        before_save()
+        assert self._writer is not None
+        self._writer.folder = run.checkpoints  # which may have been renamed
 
     def _collect_saves(self, *, wait: bool = False, must_succeed: bool = False) -> None:
         """Report the checkpoints that were written, and what went wrong."""

@@ -17,20 +17,20 @@ from tapeless.errors import DataError, LockedError
 from tapeless.training.checkpoint import checkpoints
 from tapeless.training.run_dir import RunDir, RunLock
 
-SETTINGS: dict[str, Any] = {"batch_size": 2, "max_steps": 6, "save_every": 2, "eval_every": 3, "sample_every": 0}
+SETTINGS: dict[str, Any] = {"batch_size": 2, "max_steps": 6, "save_every": 2, "eval_every": 6, "sample_every": 0}
 SETTINGS |= {"sample_tokens": 3, "verify": False, "ops": "reference", "keep_last": 9, "display": None}
 
 
 def trained(
     tmp_path: Path, act: Callable[[RunDir], object] = lambda run: None, name: str = "run", and_then: Any = None
 ) -> RunDir:
-    """A run in which `act` happens after a step that no checkpoint is of."""
+    """A run in which `act` happens once the first checkpoint is written, a step or two later."""
     run, data = RunDir(tmp_path / name), tmp_path / "tokens"
     if not data.exists():
         assert main(["data", "prepare", text_file(tmp_path, 700), "--out", str(data)]) == 0
 
     def on_event(event: dict[str, Any]) -> None:
-        if event["event"] == "step" and event["step"] == 3:
+        if event["event"] == "checkpoint" and event["step"] == 2:  # and no other is being written
             act(run)
         if and_then is not None:
             and_then(event)

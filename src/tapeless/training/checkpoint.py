@@ -23,7 +23,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from tapeless.data.files import atomic_write, file_sha256, readable_json, reason, sync_folder, unused, write_synced
+from tapeless.data.files import atomic_write, file_sha256, readable_json, reason, sync_folder, unused, write_synced, writing
 from tapeless.errors import NEWER_FORMAT, CheckpointError, DamagedError, WriteError
 from tapeless.ops.numerics import copy_stream
 
@@ -59,7 +59,8 @@ def save_checkpoint(
     tmp = folder / f".tmp-{os.getpid()}-{target.name}"
     try:
         shutil.rmtree(tmp, ignore_errors=True)  # in a container every process may have the same id
-        tmp.mkdir(parents=True)
+        folder.mkdir(exist_ok=True)  # without its parents: the directory of a run may just have been renamed
+        tmp.mkdir()
         listed = [
             *_write_tensors(tmp, {MODEL: params, OPTIM: moments}),
             write_synced(tmp / STATE, [readable_json(known | dict(state))]),
@@ -301,6 +302,8 @@ def pointed(folder: Path, which: str) -> int | None:
 
 
 def point_to(folder: Path, which: str, target: Path) -> None:
+    with writing(folder / which):
+        os.stat(folder)  # an error if the run was just renamed: a file is written into a folder that is made for it
     with atomic_write(folder / which) as file:
         file.write(f"{target.name}\n".encode())
 

@@ -20,17 +20,20 @@ from tapeless.training.run_dir import RunDir, RunLock
 SETTINGS: dict[str, Any] = {"batch_size": 2, "max_steps": 6, "save_every": 2, "eval_every": 6, "sample_every": 0}
 SETTINGS |= {"sample_tokens": 3, "verify": False, "ops": "reference", "keep_last": 9, "display": None}
 
+WRITTEN = "checkpoint", 2  # when the first is on the disk, and no other is being written
+BETWEEN = "step", 3  # after a step that no checkpoint is of
+
 
 def trained(
     tmp_path: Path, act: Callable[[RunDir], object] = lambda run: None, name: str = "run", and_then: Any = None
 ) -> RunDir:
-    """A run in which `act` happens once the first checkpoint is written, a step or two later."""
+    """A run in which `act` happens at an event."""
     run, data = RunDir(tmp_path / name), tmp_path / "tokens"
     if not data.exists():
         assert main(["data", "prepare", text_file(tmp_path, 700), "--out", str(data)]) == 0
 
     def on_event(event: dict[str, Any]) -> None:
-        if event["event"] == "checkpoint" and event["step"] == 2:  # and no other is being written
+        if (event["event"], event["step"]) == at:
             act(run)
         if and_then is not None:
             and_then(event)
@@ -106,7 +109,7 @@ def flip_last(content: bytearray) -> None:
 def test_data_rewritten_in_place_end_the_run_before_anything_is_saved(tmp_path: Path, same_times: bool):
     source = tmp_path / "tokens" / "train.bin"
     with pytest.raises(DataError, match=r"train.bin: written into while the run was training on it.*nothing was saved since"):
-        trained(tmp_path, lambda run: rewrite(source, flip_last, same_times=same_times))
+        trained(tmp_path, lambda run: rewrite(source, flip_last, same_times=same_times), at=BETWEEN)
     run = RunDir(tmp_path / "run")
     assert os.path.samefile(source, run.path / "train.bin")
     assert max(checkpoints(run.checkpoints)) == 2
@@ -132,7 +135,7 @@ def test_data_that_are_touched_linked_or_replaced_are_what_they_were(tmp_path: P
 def test_a_file_cut_short_in_place_is_an_error_where_the_system_would_kill(tmp_path: Path):
     source = tmp_path / "tokens" / "train.bin"
     with pytest.raises(DataError, match=r"train.bin: (cut short while it was being read: 100 bytes|written into)"):
-        trained(tmp_path, lambda run: rewrite(source, lambda content: content.__delitem__(slice(100, None))))
+        trained(tmp_path, lambda run: rewrite(source, lambda content: content.__delitem__(slice(100, None))), at=BETWEEN)
     assert max(checkpoints(tmp_path / "run" / "checkpoints")) == 2
 
 

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from pathlib import Path
+from threading import Lock
 from typing import Any, NamedTuple
 
 import torch
@@ -215,7 +216,7 @@ class Recorder:
         except BaseException:
             self.lock.release()
             raise
-        self._open_run = OpenRun(run)
+        self._open_run, self._following = OpenRun(run), Lock()
         remove_stale(run.checkpoints, on_warning=self._warn)
 
     def __call__(self, event: dict[str, Any]) -> None:
@@ -239,15 +240,18 @@ class Recorder:
         self.log.sync()
 
     def _follow(self) -> None:
-        if warning := self._open_run.follow():
-            self.log.path = self.run.metrics
-            self.log.warn_later(warning)
-            if not self.run.lock.exists():  # the one that is held was removed
-                self.lock.release()
-                self.lock = RunLock(self.run.lock)
+        """If the directory was renamed or removed, write to where it is now."""
+        with self._following:
+            if warning := self._open_run.follow():
+                self.log.path = self.run.metrics
+                self.log.warn_later(warning)
+                if not self.run.lock.exists():  # the one that is held was removed
+                    self.lock.release()
+                    self.lock = RunLock(self.run.lock)
 
     def deliver(self) -> None:
         """Bring the file and the delayed listeners up to date."""
+        self._follow()
         self.log.flush()
         while self._waiting:
             event = self._waiting.pop(0)

@@ -25,7 +25,11 @@ BETWEEN = "step", 3  # after a step that no checkpoint is of
 
 
 def trained(
-    tmp_path: Path, act: Callable[[RunDir], object] = lambda run: None, name: str = "run", and_then: Any = None
+    tmp_path: Path,
+    act: Callable[[RunDir], object] = lambda run: None,
+    name: str = "run",
+    and_then: Any = None,
+    at: Any = WRITTEN,
 ) -> RunDir:
     """A run in which `act` happens at an event."""
     run, data = RunDir(tmp_path / name), tmp_path / "tokens"
@@ -33,7 +37,7 @@ def trained(
         assert main(["data", "prepare", text_file(tmp_path, 700), "--out", str(data)]) == 0
 
     def on_event(event: dict[str, Any]) -> None:
-        if (event["event"], event["step"]) == at:
+        if (event["event"], event.get("step")) == at:
             act(run)
         if and_then is not None:
             and_then(event)

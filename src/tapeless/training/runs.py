@@ -181,11 +181,7 @@ def resume_config(run: RunDir, overrides: Mapping[str, Any]) -> tuple[RunConfig,
         hashes = source_hashes(run.path, train)
         old, new = (replace(c, data={**c.data, "source_sha256": x}) for c, x in zip((before, now), hashes, strict=True))
         check_resume(old, new, overrides.keys())
-    changes = check_resume(before, now, overrides.keys(), trained)
-    if edited:
-        known = "no field that its checkpoints record differs" if trained else "no checkpoint tells what it was"
-        log.warning("%s was edited after it was written: %s", run.config, known)
-    return now, changes
+    return now, check_resume(before, now, overrides.keys(), trained)
 
 
 def usable_config(run: RunDir) -> RunConfig:
@@ -284,6 +280,9 @@ def restore_trainer(
         raise CheckpointError(f"{folder}: the run's checkpoints are missing; restore them, or start a new run")
     checkpoint = load_checkpoint(folder, on_warning=on_warning, fallback=fallback) if checkpoints(folder) else None
     record.log.truncate_to(checkpoint.state["step"] if checkpoint else 0, repeated=REPEATED)
+    if is_edited(record.run.config):  # and nothing in it was refused (resume_config)
+        known = "no field that its checkpoints record differs" if checkpoint else "no checkpoint tells what it was"
+        on_warning(f"{record.run.config} was edited after it was written: {known}")
     if checkpoint:
         trainer.resume(checkpoint, changes)
     else:

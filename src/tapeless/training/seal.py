@@ -35,7 +35,8 @@ VARIABLES: tuple[str, ...] = (
     "OMP_DYNAMIC",
     "ONEDNN_MAX_CPU_ISA",
 )
-VARIABLES += ("ONEDNN_DEFAULT_FPMATH_MODE", "CUBLAS_WORKSPACE_CONFIG", "NVIDIA_TF32_OVERRIDE")
+VARIABLES += ("ONEDNN_DEFAULT_FPMATH_MODE",)
+VARIABLES_OF_GPUS = ("CUBLAS_WORKSPACE_CONFIG", "NVIDIA_TF32_OVERRIDE")
 AT_TOP = ("threads", "torch_version", "world_size")  # of state.json: also in checkpoints without a seal
 TABLES = ("model", "simplelm", "train", "data", "plugins")
 LAST_BITS = ("train.device", "train.dtype", "train.ops")  # settings that change how is computed, not what
@@ -80,7 +81,8 @@ def software_seal(model: AnyModel) -> dict[str, Any]:
     if model.device.type == "cuda":
         found |= {"gpu": torch.cuda.get_device_name(model.device), "cuda": torch.version.cuda}
         found["cudnn"] = torch.backends.cudnn.version()
-    return found | {f"env.{name}": os.environ[name] for name in VARIABLES if name in os.environ}
+    variables = VARIABLES + (VARIABLES_OF_GPUS if model.device.type == "cuda" else ())
+    return found | {f"env.{name}": os.environ[name] for name in variables if name in os.environ}
 
 
 def _library_settings(ops: OpSet) -> dict[str, str]:

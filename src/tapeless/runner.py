@@ -34,7 +34,7 @@ from tapeless.training.output import ignore_write_errors
 from tapeless.training.phases import Phases
 from tapeless.training.plan import planned_rate, total_steps
 from tapeless.training.process import process_settings
-from tapeless.training.run_config import Change, RunConfig, write_run_config
+from tapeless.training.run_config import Change, RunConfig, is_edited, write_run_config
 from tapeless.training.run_dir import RunDir
 from tapeless.training.runs import (
     Recorder,
@@ -47,6 +47,7 @@ from tapeless.training.runs import (
     set_fields,
     unused_path,
 )
+from tapeless.training.seal import seal_of
 from tapeless.training.signals import StopSignals
 from tapeless.training.threads import slower_threads
 from tapeless.training.trainer import Trainer
@@ -54,7 +55,6 @@ from tapeless.training.vocabulary import infer_vocab_size
 
 STOP = "stop"  # what a callback returns to stop the run
 JUMP = 1.2  # growth of the learning rate at a resume that is worth a warning
-MACHINE = ("device", "dtype", "ops", "threads", "deterministic")  # settings whose change may change the last bits
 Event = dict[str, Any]
 Callback = Callable[[Event], object]
 Config = str | Path | AnyModelConfig | Recipe | tuple[AnyModelConfig, TrainConfig]
@@ -284,18 +284,16 @@ def _train(
             data,
             run=run,
             on_event=record,
-            before_save=record.log.sync,
+            before_save=record.before_save,
             stopped=lambda: user.stop or signals.requested(),
             base=config.data.get("base_sha256") if config.train.lora else None,
+            seal=seal_of(config, model),
             batches=batches,
             lr_schedule=schedule,
         )
         if resume:
-            restore_trainer(trainer, record, fallback=fallback, on_warning=display.warn)
-            changed = [f"{change.name} was {change.old}, is {change.new}" for change in changes if change.name in MACHINE]
-            if changed:
-                display.warn(f"the last bits may differ from an uninterrupted run: {'; '.join(changed)}")
-            if changes:
+            restore_trainer(trainer, record, fallback=fallback, on_warning=display.warn, changes=changes)
+            if changes or is_edited(run.config) is not False:
                 write_run_config(run.config, config)
             _say_what_changes(trainer, changes, display)
         record.delayed.append(stack.enter_context(Reporters(run, config.train.report_to)).event)

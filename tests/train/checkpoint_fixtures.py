@@ -15,6 +15,7 @@ from tapeless.training.checkpoint import MANIFEST, MODEL, OPTIM, STATE, Checkpoi
 def state_at(step: int, **changes: object) -> dict[str, object]:
     state = {"tokens": step * 64, "epoch": 1, "sample_index": step * 2, "seed": 7, "best_val_loss": 0.1 + 0.2, "best_step": 3}
     state |= {"step": step, "guard": {"losses": [1.5, 2.5e-17]}, "world_size": 1, "base": None, "functions": None}
+    state |= {"seal": None}
     return state | changes
 
 

@@ -71,7 +71,7 @@ def play(
             open_prepared(run.path),
             run=run,
             on_event=record,
-            before_save=record.log.sync,
+            before_save=record.before_save,
             stopped=lambda: stopped(trainer),
         )
         if resume:

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from tapeless.model.transformer import Transformer
 from tapeless.training.checkpoint import MODEL, read_checkpoint, restore
 from tapeless.training.imported import write_run
 from tapeless.training.init_from import load_initial_weights
-from tapeless.training.run_config import read_run_config
+from tapeless.training.run_config import read_run_config, write_run_config
 from tapeless.training.run_dir import RunDir
 from tapeless.training.runs import make_model
 
@@ -131,14 +132,40 @@ def test_the_average_and_the_identities_are_of_what_trains(base: Path, trains: l
     assert "embed.w" not in average
 
 
+@pytest.mark.parametrize("source", ["run", "hugging face", "older run"])
+def test_a_run_moves_with_its_base(base: Path, source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Loading and resuming need no path that was recorded when the run began."""
+    if source == "hugging face":
+        assert main(["export", str(base), "--to", "hf", "--out", str(tmp_path / "hf")]) == 0
+    run = adapted(tmp_path / "hf" if source == "hugging face" else base)
+    expected = tapeless.load(run.path).store.flat.clone()
+    assert read_run_config(run.config).data["base_checkpoint"] == "base/checkpoints/step-00000000"
+    if source == "older run":
+        config = read_run_config(run.config)
+        absolute = str(run.path.resolve() / config.data["base_checkpoint"])
+        write_run_config(run.config, replace(config, data={**config.data, "base_checkpoint": absolute}))
+    moved = tmp_path / "elsewhere" / "moved"
+    moved.parent.mkdir()
+    run.path.rename(moved)
+    for path in (base, tmp_path / "hf"):
+        shutil.rmtree(path, ignore_errors=True)
+    monkeypatch.chdir(moved.parent)
+    assert tapeless.load("moved").store.flat.equal(expected)
+    assert main(["generate", "moved", "--prompt", "ev", "--max-tokens", "3"]) == 0
+    shutil.rmtree(moved / "checkpoints" / "step-00000006")
+    (moved / "checkpoints" / "latest").write_text("step-00000003\n")
+    (moved / "checkpoints" / "best").unlink(missing_ok=True)
+    assert main(["train", "resume", "moved", "--json"]) == 0
+    assert tapeless.load("moved").store.flat.equal(expected)
+
+
 def test_another_base_is_refused(base: Path):
     run = adapted(base)
-    other = base / "checkpoints" / "step-00000000"
-    shutil.rmtree(base)
+    kept = run.path / "base"
+    shutil.rmtree(kept)
     with pytest.raises(CheckpointError, match="which is missing"):
         tapeless.load(run.path)
-    write_run(base, SHAPE, Transformer(SHAPE, seed=4).params, ByteTokenizer(), Generation(), None, [])
-    assert other.is_dir()
+    write_run(kept, SHAPE, Transformer(SHAPE, seed=4).params, ByteTokenizer(), Generation(), None, [])
     with pytest.raises(CheckpointError, match="is not the model that the run started from"):
         tapeless.load(run.path)
 

@@ -1,12 +1,13 @@
-"""Train a model, resume a run, or show one.
+"""Train a model, resume a run, show or verify one.
 
     tapeless train new                                   the default model on the Python standard library's sources
     tapeless train new --preset tiny --dataset-path my.txt --max-steps 2000
     tapeless train new --init-from runs/imported --dataset-path my.txt
     tapeless train resume runs/default                   continue as if it had not been interrupted
     tapeless train info runs/default
+    tapeless train verify runs/default --replay 10       is everything in it as it was recorded?
 
-Exit status: 0 done, 2 usage error, 3 the gradient check failed, 4 diverged, 75 stopped early and resumable."""
+Exit status: 0 done, 2 usage error, 3 a check failed, 4 diverged, 75 stopped early and resumable."""
 
 import argparse
 import json
@@ -25,14 +26,16 @@ from tapeless.cli.options import (
 )
 from tapeless.cli.parser import HelpAll
 from tapeless.config import TrainConfig
-from tapeless.progress import LOADING, busy
+from tapeless.errors import UsageError
+from tapeless.progress import LOADING, busy, erase
 from tapeless.start import freeze_imports
 from tapeless.training.run_config import FROZEN
 
-HELP = "train a model, resume a run, show a run"
+HELP = "train a model, resume a run, show or verify a run"
 EVENTS = "print every event as a line of JSON"
 # Fields with a flag of `train resume`: what may change, if a resume still reads it.
 CHANGED_BY_RESUME = {field.name for field in fields(TrainConfig)} - FROZEN - {"init_from", "out_dir", "verify"}
+FAILED = 3
 STATUS = {"done": 0, "early": 0, "stopped": 75}
 
 
@@ -57,7 +60,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     info = actions.add_parser("info", help="show the configuration and progress of a run", description=words)
     add_run_argument(info)
     info.set_defaults(waiting=LOADING)
-    for action, run, words in (new, run_new, EVENTS), (resume, run_resume, EVENTS), (info, run_info, "print JSON"):
+    words = "Compare everything in the directory of a run with what it recorded, and with --replay its computation too."
+    verify = actions.add_parser("verify", help="check every file of a run, and that its steps repeat", description=words)
+    add_run_argument(verify)
+    words = "execute N steps again and compare the bits of losses, gradient norms and weights with those recorded"
+    verify.add_argument("--replay", metavar="N", type=positive, help=words)
+    words = "the step of the checkpoint that the replay begins with; default the newest with N steps after it"
+    verify.add_argument("--checkpoint", metavar="STEP", help=words)
+    verify.set_defaults(waiting=LOADING)
+    shown = (info, run_info, "print JSON"), (verify, run_verify, "print JSON")
+    for action, run, words in ((new, run_new, EVENTS), (resume, run_resume, EVENTS), *shown):
         action.add_argument("--json", action="store_true", help=words)
         action.set_defaults(run=run, parser=action)
 
@@ -95,3 +107,39 @@ def run_info(args: argparse.Namespace) -> int:
     facts = run_facts(args.run_dir)
     print(json.dumps(facts) if args.json else describe(facts))
     return 0
+
+
+def run_verify(args: argparse.Namespace) -> int:
+    from tapeless.training.replay import replay_run
+    from tapeless.training.run_dir import RunDir
+    from tapeless.training.verify_run import Check, verify_run
+
+    if args.checkpoint is not None and args.replay is None:
+        raise UsageError("--checkpoint is where a replay begins: add --replay N")
+    run, checks = RunDir.open(args.run_dir), list[Check]()
+
+    def show(check: Check) -> None:
+        checks.append(check)
+        if not args.json:
+            erase()
+            print(f"{'ok    ' if check.ok else 'FAILED'}  {check.name}: {check.text}", flush=True)
+
+    with busy("reading and hashing"):
+        for check in verify_run(run):
+            show(check)
+    if args.replay is not None and all(check.ok for check in checks):
+        with busy(f"executing {args.replay} steps again"):
+            show(replay_run(run, args.replay, args.checkpoint))
+    failed = sum(not check.ok for check in checks)
+    if args.json:
+        print(json.dumps({"ok": not failed, "checks": [check._asdict() for check in checks]}))
+    elif args.replay is not None and failed and not checks[-1].name.startswith("replay"):
+        print("not replayed: the files are not what was recorded")
+    return FAILED if failed else 0
+
+
+def positive(text: str) -> int:
+    """A number of steps."""
+    if not text.isdecimal() or not 0 < int(text) < 10**9:
+        raise argparse.ArgumentTypeError(f"expected a number of steps, 1 or more, got {text!r}")
+    return int(text)

@@ -155,8 +155,8 @@ def file_sha256(path: Path) -> str:
 
 
 def link(source: Path, target: Path) -> None:
-    """A hard link, or a copy if the file system has no links. Data files are replaced, never modified in place, so the other
-    name keeps its content."""
+    """A hard link, or a copy if the file system has no links. What is written here replaces a file, never modifies it in
+    place, so the other name keeps its content; what others do to it is noticed (verification.py)."""
     try:
         os.link(source.resolve(), target)
     except OSError:

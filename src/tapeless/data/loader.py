@@ -76,7 +76,7 @@ class Loader(_Epochs):
     ):
         require_window(len(tokens), seq_len, "training")
         super().__init__(max(1, (len(tokens) - seq_len) // seq_len), batch_size, seed)
-        self.tokens, self.seq_len, self.starts = as_plain(tokens), seq_len, starts
+        self.tokens, self.seq_len, self.starts = tokens, seq_len, starts
         self.offset = lru_cache(maxsize=2)(self._offset)
 
     def _offset(self, epoch: int) -> int:
@@ -100,7 +100,7 @@ def windows_at(
 ) -> tuple[Tensor, ...]:  # tokens, targets, document_ids if masked (N, T) int64
     """A window that extends beyond the last token is padded with targets that no loss counts."""
     positions = begins[:, None] + np.arange(seq_len + 1)  # (N, T + 1)
-    ids = tokens[np.minimum(positions, len(tokens) - 1)].astype(np.int64)
+    ids = as_plain(tokens)[np.minimum(positions, len(tokens) - 1)].astype(np.int64)
     windows, targets = torch.from_numpy(ids[:, :-1].copy()), torch.from_numpy(ids[:, 1:].copy())
     if begins.max() + seq_len >= len(tokens):
         targets[torch.from_numpy(positions[:, 1:] >= len(tokens))] = IGNORED
@@ -200,6 +200,5 @@ def validation_windows(
 ) -> ValidationSet:
     """Windows of stride T from the first token, so that all of them predict every token but the first once."""
     require_window(len(tokens), seq_len, "validation")
-    plain = as_plain(tokens)
-    count = math.ceil((len(plain) - 1) / seq_len)
-    return ValidationSet(lambda which: windows_at(plain, which * seq_len, seq_len, starts), count, seq_len, limit)
+    count = math.ceil((len(tokens) - 1) / seq_len)
+    return ValidationSet(lambda which: windows_at(tokens, which * seq_len, seq_len, starts), count, seq_len, limit)

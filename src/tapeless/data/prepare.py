@@ -31,13 +31,13 @@ from tapeless.data.chunks import document_chunks
 from tapeless.data.corpora import stdlib, stdlib_docs
 from tapeless.data.encode import encode_chunks, usable_cores
 from tapeless.data.external import hash_of_files, open_external, part_files, token_files
-from tapeless.data.files import atomic_write, file_sha256, link, write_json, writing
+from tapeless.data.files import atomic_write, canonical_json, file_sha256, link, write_json, writing
 from tapeless.data.read import read_chunks, skipped_files
 from tapeless.data.synthetic import SOURCES
 from tapeless.data.synthetic import Source as TrueSource
 from tapeless.data.token_files import BLOCK, Tokens, concat_tokens, open_tokens, require_window, token_writer
 from tapeless.data.tokenizer import CHAT, Tokenizer, load_tokenizer, make_tokenizer
-from tapeless.data.verification import FileState, file_state, require_ids, scan_file, to_record
+from tapeless.data.verification import FileState, file_state, require_ids, require_unaltered, scan_file, to_record
 from tapeless.errors import NO_TOKENIZER, UNREADABLE, DataError, WriteError
 
 if TYPE_CHECKING:
@@ -74,6 +74,7 @@ class Dataset(NamedTuple):
     roles: tuple[np.ndarray, np.ndarray] | None = None  # of train and val, if these are examples (instructions.py)
     folder: Path | None = None  # whose data.json stores the baselines
     stored_baselines: Baselines | None = None
+    states: States | None = None  # of the files in the folder, as they were verified
 
     @property
     def floor(self) -> float | None:
@@ -90,6 +91,11 @@ class Dataset(NamedTuple):
         if self.folder is not None:
             _update_record(self.folder, {"baselines": found._asdict()})
         return found
+
+    def require_unaltered(self) -> None:
+        """Raise if a file was written into since it was verified."""
+        if self.folder is not None and self.states is not None:
+            require_unaltered(self.folder, self.states)
 
     def beginning(self) -> np.ndarray:  # (n,)
         """What a sample continues: the first validation token, or the first prompt."""
@@ -331,6 +337,13 @@ def fingerprints(folder: Path) -> dict[str, str]:
     return {"tokenizer_hash": tokenizer.fingerprint, "dataset_fingerprint": _fingerprint(tokenizer, states)}
 
 
+def data_facts(folder: Path) -> dict[str, str]:
+    """The hash of what data.json says about the data, under its name in a run's configuration. Left out is what is computed
+    from the files, and checked by that."""
+    record = {name: value for name, value in read_record(folder).items() if name not in ("files", "baselines")}
+    return {"data_sha256": hashlib.sha256(canonical_json(record)).hexdigest()}
+
+
 def source_hashes(folder: Path, config: TrainConfig) -> tuple[str, str]:
     """Of the text that was prepared, and of the text that a configuration names now."""
     try:
@@ -482,7 +495,7 @@ def _dataset(folder: Path, record: Mapping[str, Any], tokenizer: Tokenizer, maps
     about = (record["bytes_per_token"], record["source"], record["num_documents"], end_of_text)
     roles = (maps["train.roles.bin"], maps["val.roles.bin"]) if "train.roles.bin" in maps else None
     stored = _stored_baselines(record)
-    return Dataset(train, val, tokenizer, record["fingerprint"], *about, true_source, *starts, roles, folder, stored)
+    return Dataset(train, val, tokenizer, record["fingerprint"], *about, true_source, *starts, roles, folder, stored, states)
 
 
 def _stored_baselines(record: Mapping[str, Any]) -> Baselines | None:

@@ -10,13 +10,14 @@ import struct
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from mmap import mmap
 from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
 
 from tapeless.data.files import atomic_write, writing
-from tapeless.errors import BEYOND_VOCABULARY, TOO_FEW_TOKENS, UNREADABLE, DataError
+from tapeless.errors import BEYOND_VOCABULARY, TOO_FEW_TOKENS, TRUNCATED_DATA, UNREADABLE, DataError
 
 HEADER = struct.Struct("<8sHHIQQ32s")
 MAGIC, VERSION = b"TAPELESS", 1
@@ -47,8 +48,8 @@ class ConcatTokens:
         if step != 1:
             raise IndexError("a slice of several token files must have step 1")
         begins = self.ends - [len(part) for part in self.parts]
-        inside = [part[max(start - b, 0) : max(stop - b, 0)] for part, b in zip(self.parts, begins.tolist(), strict=True)]
-        return np.concatenate(inside)
+        ranges = [(part, max(start - b, 0), max(stop - b, 0)) for part, b in zip(self.parts, begins.tolist(), strict=True)]
+        return np.concatenate([as_plain(part)[first:last] for part, first, last in ranges])
 
     def _gather(self, positions: np.ndarray) -> np.ndarray:  # (…) integers -> (…) ids
         if positions.size and not (positions.min() >= 0 and positions.max() < len(self)):
@@ -57,7 +58,7 @@ class ConcatTokens:
         ids = np.empty(positions.shape, self.dtype)
         for file in np.unique(which):
             here = which == file
-            ids[here] = self.parts[file][positions[here] - (self.ends[file - 1] if file else 0)]
+            ids[here] = as_plain(self.parts[file])[positions[here] - (self.ends[file - 1] if file else 0)]
         return ids
 
     def __array__(self, *_: Any, **__: Any) -> NoReturn:
@@ -72,8 +73,15 @@ def concat_tokens(parts: list[np.memmap]) -> Tokens:
 
 
 def as_plain(tokens: Tokens) -> Tokens:
-    """A memory map as the array beneath it, which is quicker to index."""
-    return tokens if isinstance(tokens, ConcatTokens) else np.asarray(tokens)
+    """A memory map as the array beneath it, which is quicker to index. Called before each read: a file that was cut short in
+    place since it was opened is an error, where reading beyond its end would kill the process (SIGBUS)."""
+    if isinstance(tokens, ConcatTokens):
+        return tokens  # which does the same with the files it reads
+    if isinstance(tokens, np.memmap) and isinstance(tokens.base, mmap):
+        size, expected = tokens.base.size(), tokens.offset + tokens.nbytes
+        if size < expected:
+            raise TRUNCATED_DATA(path=tokens.filename, size=size, expected=expected)
+    return np.asarray(tokens)
 
 
 def _pack(width: int, count: int, vocab_size: int, fingerprint: str) -> bytes:

@@ -123,6 +123,18 @@ NO_TOKENIZER = Known(
     "token files of nanoGPT or llm.c, and no `--tokenizer`; a guess could give wrong text and wrong bits per byte",
     "give --tokenizer FILE; `tapeless tokenizer train TEXT --kind char --out FILE` makes nanoGPT's character tokenizer",
 )
+ALTERED_DATA = Known(
+    DataError,
+    "{path}: written into while the run was training on it: sha256 {got}, expected {expected}; nothing was saved since",
+    "a program wrote into a token file in place; a run shares its token files with the folder they came from, by hard links",
+    "restore the file, then resume from the last checkpoint",
+)
+TRUNCATED_DATA = Known(
+    DataError,
+    "{path}: cut short while it was being read: {size} bytes, expected {expected}",
+    "a program shortened a token file in place; a run shares its token files with the folder they came from, by hard links",
+    "restore the file, then resume from the last checkpoint",
+)
 BEYOND_VOCABULARY = Known(
     DataError,
     "{path}: token {index} is {token}, outside of the vocabulary of {vocab_size}",

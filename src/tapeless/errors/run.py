@@ -77,6 +77,12 @@ CHANGED = Known(
     "architecture, tokenizer or data differ from those of the run, or the schedule changed without an override",
     "restore what cannot change, pass the rest by --override, or start a new run",
 )
+EDITED = Known(
+    ConfigError,
+    "{where} is not what its checkpoint of step {step} was trained with: {fields}",
+    "config.toml, the data or the tokenizer of a run were changed after it was trained: its weights belong to other values",
+    "restore the expected values",
+)
 NEWER_FORMAT = Known(
     CheckpointError,
     "{path} has format version {version}, this tapeless reads up to {known}; it was written by a newer one",

@@ -22,7 +22,17 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from tapeless.data.files import Threads, atomic_write, file_sha256, readable_json, reason, sync_folder, unused, write_synced
+from tapeless.data.files import (
+    Threads,
+    atomic_write,
+    file_sha256,
+    readable_json,
+    reason,
+    sync_folder,
+    unused,
+    write_synced,
+    writing,
+)
 from tapeless.errors import NEWER_FORMAT, CheckpointError, DamagedError, WriteError
 from tapeless.ops.numerics import copy_stream
 
@@ -30,8 +40,8 @@ FORMAT_VERSION = 1
 MODEL, OPTIM, STATE, MANIFEST = "model.safetensors", "optim.safetensors", "state.json", "MANIFEST.json"
 DTYPES = {torch.float64: "F64", torch.float32: "F32", torch.bfloat16: "BF16"}
 STATE_FIELDS = {"step", "tokens", "epoch", "sample_index", "seed", "best_val_loss", "best_step", "guard", "world_size", "base"}
-STATE_FIELDS |= {"functions"}
-ADDED = {"base": None, "functions": None}  # fields added later, and their value in older checkpoints
+STATE_FIELDS |= {"functions", "seal"}
+ADDED = dict.fromkeys(("base", "functions", "seal"))  # fields added later: None in older checkpoints
 PIECE = 2**25  # bytes that are copied from a GPU at a time
 AT_ONCE = 2**28  # bytes of tensors from which on files are written at the same time
 STEP_NAME = re.compile(r"step-(\d{8,})")
@@ -58,7 +68,8 @@ def save_checkpoint(
     tmp = folder / f".tmp-{os.getpid()}-{target.name}"
     try:
         shutil.rmtree(tmp, ignore_errors=True)  # in a container every process may have the same id
-        tmp.mkdir(parents=True)
+        folder.mkdir(exist_ok=True)  # without its parents: the directory of a run may just have been renamed
+        tmp.mkdir()
         listed = [
             *_write_tensors(tmp, {MODEL: params, OPTIM: moments}),
             write_synced(tmp / STATE, [readable_json(known | dict(state))]),
@@ -220,9 +231,19 @@ def read_checkpoint(path: Path) -> Checkpoint:
         raise DamagedError(f"{path} is damaged and left unchanged: cannot be read: {error}") from error
 
 
-def verify(path: Path, *, hashes: bool = True) -> set[str]:
+def newest_state(folder: Path) -> dict[str, Any] | None:
+    """The state of the checkpoint that `latest` names, without its tensors; None if there is none, or it is damaged."""
+    try:
+        path = checkpoints(folder)[_first(folder, "latest", True, lambda text: None)]
+        verify(path, only=STATE)
+        return ADDED | json.loads((path / STATE).read_bytes())
+    except (CheckpointError, OSError, LookupError, ValueError, TypeError):
+        return None
+
+
+def verify(path: Path, *, hashes: bool = True, only: str | None = None) -> set[str]:
     """Compare size and sha256 of every file with the manifest: returns the files' names, or raises and names what is damaged.
-    hashes: False compares sizes only, for a checkpoint that this process has just hashed and synced."""
+    hashes: False compares sizes only, for a checkpoint that this process has just hashed and synced. only: one of the files."""
     if not path.is_dir():
         got = "a file" if path.exists() else "nothing"
         raise DamagedError(f"{path} is damaged: expected the folder of a checkpoint, got {got}")
@@ -236,7 +257,8 @@ def verify(path: Path, *, hashes: bool = True) -> set[str]:
     except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
         text = f"{path} is damaged and left unchanged: {MANIFEST}: expected a list of files, got {error!r}"
         raise DamagedError(text) from error
-    wrong = [problem for name, expected in listed.items() if (problem := _problem(path / name, *expected, hashes))]
+    compared = {name: expected for name, expected in listed.items() if only in (None, name)}
+    wrong = [problem for name, expected in compared.items() if (problem := _problem(path / name, *expected, hashes))]
     if wrong:
         raise DamagedError(f"{path} is damaged and left unchanged, its files differ from {MANIFEST}: {'; '.join(wrong)}")
     return set(listed)
@@ -290,6 +312,8 @@ def pointed(folder: Path, which: str) -> int | None:
 
 
 def point_to(folder: Path, which: str, target: Path) -> None:
+    with writing(folder / which):
+        os.stat(folder)  # an error if the run was just renamed: a file is written into a folder that is made for it
     with atomic_write(folder / which) as file:
         file.write(f"{target.name}\n".encode())
 

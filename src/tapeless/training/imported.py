@@ -13,8 +13,9 @@ from typing import NamedTuple
 from torch import Tensor
 
 from tapeless.config import TRAINED_TOKENIZERS, ModelConfig, TrainConfig
+from tapeless.data.chat import FILE as CHAT_TEMPLATE
 from tapeless.data.chat import ChatFormat, read_template, write_template
-from tapeless.data.files import write_json
+from tapeless.data.files import file_sha256, write_json
 from tapeless.data.tokenizer import Tokenizer, load_tokenizer, make_tokenizer
 from tapeless.errors import ConfigError, InputError
 from tapeless.interop.generation import FILE, Generation, read_generation
@@ -23,7 +24,9 @@ from tapeless.plugins import required_plugins
 from tapeless.training.checkpoint import STATE_FIELDS, save_checkpoint
 from tapeless.training.run_config import RunConfig, read_run_config, write_run_config
 from tapeless.training.run_dir import RunDir, environment
+from tapeless.training.seal import config_seal
 
+FACTS = {"generation_sha256": FILE, "chat_template_sha256": CHAT_TEMPLATE}
 LONGEST_WINDOW = 1024  # default seq_len of an evaluation: some models allow a million
 
 
@@ -58,16 +61,23 @@ def write_run(
         if chat_template is not None:
             write_template(run.path, chat_template)
         train = TrainConfig(tokenizer=str(run.tokenizer), seq_len=min(config.max_seq_len, LONGEST_WINDOW))
-        facts = {"tokenizer_hash": tokenizer.fingerprint}
-        write_run_config(run.config, RunConfig(config, train, facts, required_plugins(config, train)))
+        facts = {"tokenizer_hash": tokenizer.fingerprint} | file_facts(run.path)
+        imported = RunConfig(config, train, facts, required_plugins(config, train))
+        write_run_config(run.config, imported)
         write_json(run.env, environment(argv))
         counts = dict.fromkeys(("step", "tokens", "epoch", "sample_index"), 0)
         state = dict.fromkeys(STATE_FIELDS) | counts | {"seed": train.seed, "guard": {}, "world_size": 1}
+        state["seal"] = config_seal(imported)
         save_checkpoint(run.checkpoints, params, {}, state)
     except BaseException:  # also Ctrl-C: an incomplete directory would block the next attempt
         shutil.rmtree(run.path)
         raise
     return run
+
+
+def file_facts(run: Path) -> dict[str, str]:
+    """The hashes of the files in a run that its texts depend on, for [data] of config.toml."""
+    return {name: file_sha256(run / file) for name, file in FACTS.items() if (run / file).is_file()}
 
 
 def generation_of(run: RunDir, tokenizer: Tokenizer | None = None) -> Generation:

@@ -68,12 +68,12 @@ def load_initial_weights(model: AnyModel, run: RunDir, config: RunConfig, *, on_
     """Replace the initial weights by those of init_from: the newest checkpoint of the other run when this one was created.
     Checkpoints of adapters do not contain them, so every resume of adapters reads them again."""
     if config.train.lora:
-        base = base_checkpoint(config.data)
+        base = base_checkpoint(config.data, run.path)
         restore(plain(model.params), base.params, base.path)
     elif config.train.init_from and not checkpoints(run.checkpoints):
-        other = RunDir.open(config.train.init_from)
         if HASH in config.data:
-            checkpoint = merge_base(base_checkpoint(config.data), read_run_config(other.config))
+            found = base_checkpoint(config.data, run.path)
+            checkpoint = merge_base(found, read_run_config(RunDir.open(found.path.parents[1]).config))
         else:  # created by a version that did not record it
-            checkpoint = load_weights(other, on_warning=on_warning)
+            checkpoint = load_weights(RunDir.open(config.train.init_from), on_warning=on_warning)
         restore(model.params, checkpoint.params, checkpoint.path)

@@ -70,13 +70,13 @@ class MetricsLog:
         self._pending = bytearray()  # lines that are not written yet
         self._writing = Lock()
         self._failing = False
-        self._sync_error: str | None = None  # warned about with the next flush
+        self._later: list[str] = []  # warnings of another thread, emitted with the next flush
         self._sync_failing = False
         self._file = self._open()
 
     def _open(self) -> IO[bytes]:
         with writing(self.path):
-            return open(self.path, "ab", buffering=0)  # for the life of the run
+            return open(self.path, "a+b", buffering=0)  # for the life of the run
 
     def append(self, event: Mapping[str, Any]) -> None:
         """Kept in memory, as it is then, until flush() or sync()."""
@@ -93,20 +93,21 @@ class MetricsLog:
         before, self._failing = self._failing, bool(why)
         if why and not before:  # the warning is an event, with which the lines are tried again
             self.on_warning(f"{self.path} cannot be written: {why}; its lines are buffered, training continues")
-        if self._sync_error is not None:
-            why, self._sync_error = self._sync_error, None
-            self.on_warning(f"{self.path} cannot be synced to the disk: {why}; training continues")
+        while self._later:
+            self.on_warning(self._later.pop(0))
 
     def sync(self) -> None:
         """Called before a checkpoint, from any thread. A failure is only a warning, with the next flush: the checkpoint matters
         more."""
         with suppress(OSError):  # flush() tries again, and warns
             self._write_lines()
+            self._restore()
         try:
             os.fsync(self._file.fileno())
         except OSError as error:
             if not self._sync_failing:
-                self._sync_failing, self._sync_error = True, reason(error)
+                self._sync_failing = True
+                self.warn_later(f"{self.path} cannot be synced to the disk: {reason(error)}; training continues")
         else:
             self._sync_failing = False
 
@@ -116,6 +117,27 @@ class MetricsLog:
             self._pending += b"".join(map(event_line, events))
             while self._pending:
                 del self._pending[: self._file.write(self._pending)]
+
+    def warn_later(self, text: str) -> None:
+        """Warn with the next flush, in its thread."""
+        self._later.append(text)
+
+    def _restore(self) -> None:
+        """If the file was removed or replaced, write its lines again: they are still there as long as it is open."""
+        with self._writing:
+            try:
+                if os.path.samestat(os.stat(self.path), os.fstat(self._file.fileno())):
+                    return
+                os.replace(self.path, kept := unused(self.path.with_name(f"{self.path.name}.replaced")))
+                what = f"replaced by another file, which is now {kept.name}"
+            except FileNotFoundError:
+                what = "removed"
+            self._file.seek(0)
+            with atomic_write(self.path) as file:
+                shutil.copyfileobj(self._file, file)
+            self._file.close()
+            self._file = self._open()
+        self.warn_later(f"{self.path} was {what} while the run was training: its lines are written again")
 
     def truncate_to(self, step: int, *, repeated: Collection[str] = ()) -> None:
         """Drop what a run resumed at this step will write again: events of later steps, an incomplete last line, and the
@@ -150,8 +172,14 @@ class MetricsLog:
         if self._file.closed:
             return
         lost = self._pending.count(NEWLINE) + len(self._events)
-        with self._file, writing(self.path, f"; its last {lost} lines are lost"):
-            self._write_lines()
+        try:
+            with writing(self.path, f"; its last {lost} lines are lost"):
+                self._write_lines()
+                self._restore()
+        finally:
+            self._file.close()
+        for text in self._later:
+            log.warning(text)
 
     def __enter__(self) -> "MetricsLog":
         return self

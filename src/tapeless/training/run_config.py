@@ -4,10 +4,12 @@
     [train]                 likewise
     [plugins]               the files that define sublayers, optimizer or reporters outside the package, if there are any
     [data]                  fingerprints of the data and of the tokenizer
+Its second line is the hash of the rest, so that an edit by hand is noticed; the checkpoints know the values (seal.py).
 What a resume may change, in three classes: frozen fields never (weights and data position would lose their meaning); schedule
 fields, which change the coming steps, only by an explicit override; free fields at will.
 Tested by: tests/train/test_run_config.py."""
 
+import hashlib
 import json
 import tomllib
 from collections.abc import Collection, Mapping
@@ -25,6 +27,10 @@ FROZEN = {"tokenizer", "freeze", "lora_rank", "lora_alpha", "lora_targets"}
 FREE = {"dataset_path", "val_path", "text_field", "corpus", "max_time", "threads", "deterministic", "out_dir", "report_to"}
 FREE |= {"eval_every", "save_every", "keep_last", "keep_every", "log_every", "layer_stats_every", "check_invariants_every"}
 FREE |= {"sample_every", "sample_tokens", "sample_prompt", "sample_temperature", "verify"}
+# (table, field): where files lay when the run began. What counts is their content, of which [data] has the hashes; the last one
+# is of a record that names such a path.
+PATHS = {("train", "tokenizer"), ("train", "init_from"), ("data", "base_checkpoint"), ("data", "data_sha256")}
+SEALED = "# sha256 of the lines below: "
 
 
 @dataclass(frozen=True)
@@ -61,9 +67,19 @@ class Change(NamedTuple):
 
 
 def write_run_config(path: Path, config: RunConfig) -> None:
-    head = "# Written by tapeless; read again by `tapeless train resume`.\n"
+    body = toml(config.tables()).encode()
+    head = f"# Written by tapeless; read again by `tapeless train resume`.\n{SEALED}{hashlib.sha256(body).hexdigest()}\n"
     with atomic_write(path) as file:
-        file.write((head + toml(config.tables())).encode())
+        file.write(head.encode() + body)
+
+
+def is_edited(path: Path) -> bool | None:
+    """Whether a config.toml was changed after it was written; None if it does not have the hash that tells, as older ones."""
+    head, found, rest = path.read_bytes().partition(SEALED.encode())
+    digest, _, body = rest.partition(b"\n")
+    if not found:
+        return None
+    return head.count(b"\n") != 1 or digest.decode(errors="replace") != hashlib.sha256(body).hexdigest()
 
 
 def toml(tables: Mapping[str, Mapping[str, Any]]) -> str:
@@ -103,11 +119,14 @@ def train_config(values: dict[str, Any], plugins: Mapping[str, str], where: str)
     return train
 
 
-def check_resume(run: RunConfig, now: RunConfig, overrides: Collection[str] = ()) -> list[Change]:
+def check_resume(
+    run: RunConfig, now: RunConfig, overrides: Collection[str] = (), trained: Mapping[str, Any] | None = None
+) -> list[Change]:
     """What differs between a run and the configuration to resume with; an error if it may not change.
 
-    overrides: the names given as --override name=value, whose values are already in `now`."""
-    changes = _changes(run, now)
+    overrides: the names given as --override name=value, whose values are already in `now`. trained: values by `table.field`
+    that the run was trained with, if its config.toml has others."""
+    changes = _changes(run, now, trained or {})
     refused = [c for c in changes if c.kind == "frozen" or (c.kind == "schedule" and c.name not in overrides)]
     if refused:
         hints = {"frozen": "fixed for the run", "free": "may change"}
@@ -120,8 +139,9 @@ def check_resume(run: RunConfig, now: RunConfig, overrides: Collection[str] = ()
     return changes
 
 
-def _changes(run: RunConfig, now: RunConfig) -> list[Change]:
+def _changes(run: RunConfig, now: RunConfig, trained: Mapping[str, Any]) -> list[Change]:
     old = {(table, name): value for table, values in run.tables().items() for name, value in values.items()}
+    old |= {(table, name): value for key, value in trained.items() for table, _, name in [key.partition(".")]}
     new = {(table, name): value for table, values in now.tables().items() for name, value in values.items()}
     return [
         Change(table, name, old.get((table, name)), new.get((table, name)), _kind(table, name))

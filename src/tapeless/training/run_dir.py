@@ -39,7 +39,11 @@ class RunDir:
     """The paths of a run, by name."""
 
     def __init__(self, path: str | Path):
-        self.path = Path(path)
+        self.move_to(Path(path))
+
+    def move_to(self, path: Path) -> None:
+        """For whoever renamed the directory."""
+        self.path = path
         self.config, self.env, self.metrics = (self.path / name for name in ("config.toml", "env.json", "metrics.jsonl"))
         self.report, self.tokenizer = self.path / "report.html", self.path / "tokenizer.json"
         self.checkpoints, self.samples, self.lock = (self.path / name for name in ("checkpoints", "samples", "lock"))
@@ -171,7 +175,7 @@ def environment(argv: Sequence[str]) -> dict[str, Any]:
         "git_commit": git_commit(Path(__file__).parent),
         "platform": platform.platform(),
         "host": socket.gethostname(),
-        "cpu": _cpu(),
+        "cpu": cpu_name(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
@@ -196,7 +200,7 @@ def _version(package: str) -> str | None:
         return None  # run from the sources, not installed
 
 
-def _cpu() -> str:
+def cpu_name() -> str:
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from pathlib import Path
+from threading import Lock
 from typing import Any, NamedTuple
 
 import torch
@@ -20,23 +21,33 @@ from tapeless.config import WEIGHTS, AnyModelConfig, SimpleLMConfig, TrainConfig
 from tapeless.data.chat import FILE as CHAT_TEMPLATE
 from tapeless.data.chat import read_template
 from tapeless.data.files import write_json
-from tapeless.data.prepare import Dataset, fingerprints, open_prepared, prepare, source_hashes, tokenizer_only
-from tapeless.errors import DISK_FULL, CheckpointError, ConfigError, WriteError
+from tapeless.data.prepare import (
+    Dataset,
+    data_facts,
+    fingerprints,
+    open_prepared,
+    prepare,
+    source_hashes,
+    tokenizer_only,
+)
+from tapeless.errors import DISK_FULL, EDITED, CheckpointError, ConfigError, WriteError
 from tapeless.interop.generation import FILE as GENERATION
 from tapeless.interop.hf_import import is_hugging_face
 from tapeless.model.build import AnyModel, build_model
 from tapeless.optim.ema import EMA
 from tapeless.plugins import changed_plugins, require_plugins, required_plugins
-from tapeless.training.base import base_facts, merge_base
-from tapeless.training.checkpoint import Checkpoint, checkpoints, load_checkpoint, read_checkpoint, restore
+from tapeless.training.base import base_facts, keep_base, merge_base
+from tapeless.training.checkpoint import Checkpoint, checkpoints, load_checkpoint, newest_state, read_checkpoint, restore
 from tapeless.training.fastest import fastest_dtype
-from tapeless.training.imported import generation_of, import_model, requested_tokenizer
+from tapeless.training.imported import FACTS, file_facts, generation_of, import_model, requested_tokenizer
 from tapeless.training.metrics_log import MetricsLog
+from tapeless.training.moved import OpenRun
 from tapeless.training.plan import resolve_seq_len
 from tapeless.training.process import default_device, limit_threads, usable_device
 from tapeless.training.rotation import remove_stale
-from tapeless.training.run_config import Change, RunConfig, check_resume, read_run_config, write_run_config
+from tapeless.training.run_config import Change, RunConfig, check_resume, is_edited, read_run_config, write_run_config
 from tapeless.training.run_dir import RunDir, RunLock, environment
+from tapeless.training.seal import require_same_model, trained_with
 from tapeless.training.trainer import REPEATED, Listener, Trainer
 
 log = logging.getLogger("tapeless")
@@ -93,8 +104,10 @@ def create_run(
         train_config = import_base_model(resolve_defaults(model_config, train_config), run, argv)
         data = prepare(train_config, model_config.vocab_size, run.path, **text_format(train_config))
         known = {"tokenizer_hash": data.tokenizer.fingerprint, "dataset_fingerprint": data.fingerprint, **(facts or {})}
+        known |= data_facts(run.path)
         if train_config.init_from:
             known |= _inherit(RunDir.open(train_config.init_from), run, adapters=train_config.lora is not None)
+        known |= file_facts(run.path)
         config = RunConfig(model_config, train_config, known, required_plugins(model_config, train_config))
         write_run_config(run.config, config)
         write_json(run.env, environment(argv))
@@ -133,7 +146,10 @@ def _inherit(other: RunDir, run: RunDir, *, adapters: bool) -> dict[str, str]:
             shutil.copy(other.path / name, run.path / name)
     if adapters and read_run_config(other.config).train.lora:
         raise ConfigError(f"{other.path} holds adapters itself; first: tapeless merge {other.path} --out DIR")
-    return base_facts(load_checkpoint(other.checkpoints, on_warning=log.warning).path)
+    found = load_checkpoint(other.checkpoints, on_warning=log.warning).path
+    if adapters and run.path.resolve() not in found.resolve().parents:
+        found = keep_base(found, run.path)
+    return base_facts(found, run.path)
 
 
 def resume_config(run: RunDir, overrides: Mapping[str, Any]) -> tuple[RunConfig, list[Change]]:
@@ -155,12 +171,17 @@ def resume_config(run: RunDir, overrides: Mapping[str, Any]) -> tuple[RunConfig,
     plugins = required_plugins(model, train)
     changed = changed_plugins(before.plugins, plugins)
     before = replace(before, plugins={**plugins, **{name: before.plugins[name] for name in changed}})
-    now = RunConfig(model, train, {**before.data, **fingerprints(run.path)}, plugins)
+    edited, state = is_edited(run.config), newest_state(run.checkpoints)
+    # As written: it may be ahead of the checkpoint by the overrides of a resume that was killed before it saved.
+    trained = trained_with(state, frozen=not edited)
+    facts = fingerprints(run.path) | data_facts(run.path)
+    unedited = {name for name, x in before.data.items() if trained.get(f"data.{name}", x) == x}
+    now = RunConfig(model, train, {**before.data, **{name: x for name, x in facts.items() if name in unedited}}, plugins)
     if (train.dataset_path, train.corpus) != (before.train.dataset_path, before.train.corpus):  # moved: is it the same text?
         hashes = source_hashes(run.path, train)
         old, new = (replace(c, data={**c.data, "source_sha256": x}) for c, x in zip((before, now), hashes, strict=True))
         check_resume(old, new, overrides.keys())
-    return now, check_resume(before, now, overrides.keys())
+    return now, check_resume(before, now, overrides.keys(), trained)
 
 
 def usable_config(run: RunDir) -> RunConfig:
@@ -191,6 +212,7 @@ class Recorder:
         except BaseException:
             self.lock.release()
             raise
+        self._open_run, self._following = OpenRun(run), Lock()
         remove_stale(run.checkpoints, on_warning=self._warn)
 
     def __call__(self, event: dict[str, Any]) -> None:
@@ -208,8 +230,24 @@ class Recorder:
         if event["event"] not in ("step", "layer_stats") or time.perf_counter() - self._delivered > DELAY:
             self.deliver()
 
+    def before_save(self) -> None:
+        """Called before a checkpoint, by the thread that writes it: the directory must be there, and the log on the disk."""
+        self._follow()
+        self.log.sync()
+
+    def _follow(self) -> None:
+        """If the directory was renamed or removed, write to where it is now."""
+        with self._following:
+            if warning := self._open_run.follow():
+                self.log.path = self.run.metrics
+                self.log.warn_later(warning)
+                if not self.run.lock.exists():  # the one that is held was removed
+                    self.lock.release()
+                    self.lock = RunLock(self.run.lock)
+
     def deliver(self) -> None:
         """Bring the file and the delayed listeners up to date."""
+        self._follow()
         self.log.flush()
         while self._waiting:
             event = self._waiting.pop(0)
@@ -222,24 +260,31 @@ class Recorder:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         try:
+            self._follow()
             self.log.close()
         except WriteError:
             if kind is None:  # otherwise the first failure is the one to report
                 raise
         finally:
+            self._open_run.close()
             self.lock.release()
 
 
-def restore_trainer(trainer: Trainer, record: Recorder, *, fallback: bool, on_warning: Warn) -> None:
+def restore_trainer(
+    trainer: Trainer, record: Recorder, *, fallback: bool, on_warning: Warn, changes: Sequence[Change] = ()
+) -> None:
     """Bring a new trainer to the newest checkpoint of its run, or to step 0 if none was written yet. Events of metrics.jsonl
-    that come after it are dropped, since they will be written again."""
+    that come after it are dropped, since they will be written again. changes: what overrides change, to be announced."""
     folder = record.run.checkpoints
     if not checkpoints(folder) and had_checkpoints(record.run):
         raise CheckpointError(f"{folder}: the run's checkpoints are missing; restore them, or start a new run")
     checkpoint = load_checkpoint(folder, on_warning=on_warning, fallback=fallback) if checkpoints(folder) else None
     record.log.truncate_to(checkpoint.state["step"] if checkpoint else 0, repeated=REPEATED)
+    if is_edited(record.run.config):  # and nothing in it was refused (resume_config)
+        known = "no field that its checkpoints record differs" if checkpoint else "no checkpoint tells what it was"
+        on_warning(f"{record.run.config} was edited after it was written: {known}")
     if checkpoint:
-        trainer.resume(checkpoint)
+        trainer.resume(checkpoint, changes)
     else:
         on_warning(f"{record.run.path} has no checkpoint yet: training starts again at step 0")
 
@@ -271,7 +316,11 @@ def load_weights(run: RunDir, *, which: str = "latest", fallback: bool = True, o
         found = read_checkpoint(steps[int(which)])
     else:
         raise CheckpointError(f"{run.path} has no checkpoint {which!r}; there are latest, best, {', '.join(map(str, steps))}")
-    return merge_base(found, read_run_config(run.config))
+    config = read_run_config(run.config)
+    require_same_model(found.state, config, run.path)
+    if is_edited(run.config):
+        on_warning(f"{run.config} was edited after it was written: its fields that determine the model are as they were")
+    return merge_base(found, config)
 
 
 def select_weights(checkpoint: Checkpoint, weights: str) -> Mapping[str, Tensor]:
@@ -304,6 +353,13 @@ def load(
     params = select_weights(checkpoint, weights)
     model = inference_model(config.model, params, checkpoint.path, seed=config.train.seed, **machine)
     data = tokenizer_only(run.path) if config.imported else open_prepared(run.path)
+    for name, value in file_facts(run.path).items():
+        if config.data.get(name, value) != value:
+            on_warning(f"{run.path / FACTS[name]} was edited since the run began: texts may differ")
+    recorded = config.data.get("tokenizer_hash", data.tokenizer.fingerprint)
+    if data.tokenizer.fingerprint != recorded:
+        what = f"data.tokenizer_hash is {data.tokenizer.fingerprint!r}, expected {recorded!r}"
+        raise EDITED(where=run.tokenizer, step=checkpoint.state["step"], fields=what)
     return Loaded(model, data, config, checkpoint)
 
 

@@ -14,7 +14,7 @@ Tested by: tests/train/test_trainer.py, tests/train/test_resume.py."""
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from tapeless.config import FUNCTION, Sampling, TrainConfig, seconds
@@ -48,7 +47,9 @@ from tapeless.training.nonfinite import explained
 from tapeless.training.plan import default_seq_len, scheduled_rate, total_steps, warmup_steps
 from tapeless.training.prefetch import Prefetch
 from tapeless.training.rotation import is_new_best, repair_names
+from tapeless.training.run_config import Change
 from tapeless.training.run_dir import RunDir
+from tapeless.training.seal import Seal, announcements, differences
 from tapeless.training.step import StepMetrics, StepResult, ema_of, optimizer_of, train_step
 from tapeless.training.time_spent import TimeSpent
 
@@ -83,6 +84,7 @@ class Trainer:
         before_save: Callable[[], None] = lambda: None,
         stopped: Callable[[], bool] = lambda: False,
         base: str | None = None,
+        seal: Seal | None = None,
         batches: Batches | None = None,
         lr_schedule: Schedule | None = None,
     ):
@@ -91,12 +93,12 @@ class Trainer:
         writes nothing. on_event: called with every event of metrics.jsonl. before_save: called before each checkpoint by the
         thread that writes it, to sync the events so far to the disk. stopped: polled at every step and during evaluation; True
         saves and ends the run, as does max_time, which counts from here. base: the hash of the base weights of adapters,
-        recorded in checkpoints."""
+        recorded in checkpoints. seal: what determines the result (seal.py), likewise, and compared by a resume."""
         if lr_schedule is not None:
             config = replace(config, lr_schedule=FUNCTION)
         check_functions(config, batches, lr_schedule)
         self.model, self.config, self.data, self.run_dir = model, config, data, run
-        self.on_event, self.base = on_event, base
+        self.on_event, self.base, self.seal = on_event, base, seal
         self._stop_requested, self._deadline = stopped, time.monotonic() + seconds(config.max_time)
         self.seq_len: int = config.seq_len or default_seq_len(model.config)
         starts = document_starts(model, data) if config.document_attention else (None, None)
@@ -131,7 +133,7 @@ class Trainer:
         self._writer: CheckpointWriter | None = None
         if run is not None:
             keep = {"keep_last": config.keep_last, "keep_every": config.keep_every}
-            self._writer = CheckpointWriter(run.checkpoints, **keep, before_write=before_save)
+            self._writer = CheckpointWriter(run.checkpoints, **keep, before_write=partial(self._before_write, run, before_save))
         self._saved_step: int | None = None  # of the last checkpoint, which may still be being written
         self._state_to_save: dict[str, Any] = {}
         self._waited = 0.0  # seconds, for a checkpoint that was still being written when the next was due
@@ -415,6 +417,7 @@ class Trainer:
         if self._writer is None or self._saved_step == self.steps:
             return
         with self._pause("checkpoints"):
+            self.data.require_unaltered()
             self.model.store.raise_if_non_finite()
             before, self._waited = self._waited, self._waited + self._writer.wait()
             if background and before <= SLOW_DISK < self._waited:
@@ -429,6 +432,11 @@ class Trainer:
                 self._state_to_save = self._state()
             self._writer.save(*tensors, self._state_to_save, protect=self.resumed_from, background=background)
             self._saved_step = self.steps
+
+    def _before_write(self, run: RunDir, before_save: Callable[[], None]) -> None:
+        before_save()
+        assert self._writer is not None
+        self._writer.folder = run.checkpoints  # which may have been renamed
 
     def _collect_saves(self, *, wait: bool = False, must_succeed: bool = False) -> None:
         """Report the checkpoints that were written, and what went wrong."""
@@ -450,8 +458,8 @@ class Trainer:
                     log.error(text, exc_info=outcome.error)
                 self._warn(f"{text}; training continues")
 
-    def resume(self, checkpoint: Checkpoint) -> None:
-        """Restore weights, optimizer and position from a checkpoint."""
+    def resume(self, checkpoint: Checkpoint, changes: Collection[Change] = ()) -> None:
+        """Restore weights, optimizer and position from a checkpoint. changes: of its configuration, to be announced."""
         state, moments = checkpoint.state, self.optimizer.named_state()
         saved = {name: views for name, views in checkpoint.optim.items() if name != EMA}
         if saved.keys() != moments.keys():
@@ -477,10 +485,8 @@ class Trainer:
         if self.run_dir is not None:
             folder = self.run_dir.checkpoints
             self._warn_if_write_fails(lambda: repair_names(folder, self.steps, self.best_step, on_warning=self._warn))
-        here = {"threads": torch.get_num_threads(), "torch_version": torch.__version__, "world_size": 1}
-        changed = [f"{name} was {state[name]}, is {value}" for name, value in here.items() if state[name] != value]
-        if changed:
-            self._warn(f"the last bits may differ from an uninterrupted run: {'; '.join(changed)}")
+        for text in announcements(differences(state, self.seal, changes)):
+            self._warn(text)
 
     def _check_functions(self, saved: dict[str, Any] | None) -> None:
         """The caller's functions must give for the last step what they gave the run."""
@@ -532,6 +538,7 @@ class Trainer:
             "world_size": 1,
             "base": self.base,
             "functions": self._last_given() if self.steps else None,
+            "seal": self.seal,
         }
 
     def _emit(self, event: str, **facts: Any) -> None:

@@ -3,7 +3,7 @@
 - Flags. Operations may be contracted, reassociated and divided by reciprocals, but NaN and infinity keep their meaning: NaN in
   must give NaN out. Hence the named flags, not `fastmath=True`.
 - Cache. Numba recompiles when a kernel's own file changes, but not when a function changes that the kernel calls. The name of
-  the cache folder is therefore a hash of all sources.
+  the cache folder is therefore a hash of all sources, and of Numba's settings.
 - Inlined functions. A function that kernels call is always compiled into each of them. By default, a freshly compiled kernel
   calls the first copy in the process, and a cached one its own copy: vectorised differently, with other last bits, so a resumed
   run would differ from an uninterrupted one. Inlined functions have no Python entry point, which would take a sixth of the
@@ -25,6 +25,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import llvmlite
 import numba
 import numpy as np
 import torch
@@ -47,6 +48,25 @@ OPTIONS = {
     "nogil": True,
     "no_cfunc_wrapper": True,  # no entry point for C, which nothing uses: 5 % of the compile time
 }
+# Numba's settings that change the code it makes. It does not compile again when they change: the cache folder is named by them.
+SETTINGS: tuple[str, ...] = (
+    "OPT",
+    "LOOP_VECTORIZE",
+    "SLP_VECTORIZE",
+    "BOUNDSCHECK",
+    "DISABLE_JIT",
+    "DISABLE_INTEL_SVML",
+    "USING_SVML",
+)
+SETTINGS += ("LLVM_REFPRUNE_PASS", "LLVM_REFPRUNE_FLAGS", "PARFOR_MAX_TUPLE_SIZE", "EXTEND_VARIABLE_LIFETIMES")
+
+
+def settings() -> dict[str, str]:
+    """What the code of the kernels depends on beside their sources: versions, target, and settings."""
+    _, cpu, features = cpu_target.target_context.codegen().magic_tuple()
+    found = {"version": numba.__version__, "llvmlite": llvmlite.__version__}
+    found |= {"cpu": cpu, "cpu_features": hashlib.sha256(features.encode()).hexdigest()[:16]}
+    return found | {name: str(getattr(numba.config, name, None)) for name in SETTINGS}
 
 
 def _share_threads() -> None:
@@ -67,9 +87,9 @@ def _remove_old(folder: Path) -> None:
 
 
 def cache_folder() -> Path:
-    """Cache folder of exactly these sources; a temporary one for this process if it cannot be written."""
-    sources = sorted(Path(__file__).parent.glob("*.py"))
-    name = f"kernels-{hashlib.sha256(b''.join(source.read_bytes() for source in sources)).hexdigest()[:16]}"
+    """Cache folder of exactly these sources and settings; a temporary one for this process if it cannot be written."""
+    contents = [source.read_bytes() for source in sorted(Path(__file__).parent.glob("*.py"))]
+    name = f"kernels-{hashlib.sha256(b''.join([*contents, repr(settings()).encode()])).hexdigest()[:16]}"
     override = os.environ.get("NUMBA_CACHE_DIR")
     folder = Path(override or Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()) / "tapeless") / name
     try:

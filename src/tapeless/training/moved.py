@@ -1,0 +1,73 @@
+"""A run directory that is renamed or removed while a process trains in it: the run follows it, or makes it again.
+
+The directory and its files (config.toml, tokenizer, tokens …) are kept open, so a removed one is restored from what is still on
+the disk; its checkpoints are not, except for the next one. Before each checkpoint its place is compared.
+Tested by: tests/faults/test_moved.py."""
+
+import os
+import shutil
+from pathlib import Path
+
+from tapeless.training.run_dir import RunDir
+
+MOST = 64  # files that are kept open; more are shards of tokens, and stay lost
+
+
+class OpenRun:
+    """Notices what happens to the directory of a run. Of no effect where directories cannot be opened (Windows)."""
+
+    def __init__(self, run: RunDir):
+        self.run = run
+        self._folder: int | None = None
+        self._files: dict[Path, int] = {}  # by path inside the run
+        if os.name == "posix":
+            self._folder = os.open(run.path, os.O_RDONLY)
+            base = run.path / "base"
+            files = [path for path in (*sorted(run.path.iterdir()), *sorted(base.rglob("*"))) if path.is_file()]
+            kept = [path for path in files if path not in (run.lock, run.metrics)]
+            self._files = {path.relative_to(run.path): os.open(path, os.O_RDONLY) for path in kept[:MOST]}
+
+    def follow(self) -> str | None:
+        """Point the run to where its directory is now, or make it again; returns a warning if it was not in its place."""
+        if self._folder is None or _is_open(self.run.path, self._folder):
+            return None
+        before, now = self.run.path, _path_of(self._folder)
+        if now is not None:
+            self.run.move_to(now)  # everyone who holds the run writes there
+            return f"{before} was renamed while the run was training: it goes on in {now}"
+        for folder in (before, self.run.checkpoints, self.run.samples):
+            folder.mkdir(parents=True, exist_ok=True)
+        for path, descriptor in self._files.items():
+            if not (before / path).exists():
+                (before / path).parent.mkdir(parents=True, exist_ok=True)
+                with open(descriptor, "rb", closefd=False) as source, open(before / path, "xb") as target:
+                    source.seek(0)
+                    shutil.copyfileobj(source, target)
+        os.close(self._folder)
+        self._folder = os.open(before, os.O_RDONLY)
+        return (
+            f"{before} was removed while the run was training: it is made again, with its configuration, data and "
+            "metrics.jsonl; earlier checkpoints, samples and reports are lost"
+        )
+
+    def close(self) -> None:
+        for descriptor in (*self._files.values(), *([] if self._folder is None else [self._folder])):
+            os.close(descriptor)
+        self._files, self._folder = {}, None
+
+
+def _is_open(path: Path, descriptor: int) -> bool:
+    """Whether a path leads to what is open."""
+    try:
+        return os.path.samestat(os.stat(path), os.fstat(descriptor))
+    except OSError:
+        return False
+
+
+def _path_of(descriptor: int) -> Path | None:
+    """Where an open directory is now; None if it was removed, or the system does not tell."""
+    try:
+        path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+    except OSError:
+        return None
+    return path if _is_open(path, descriptor) else None

@@ -30,7 +30,7 @@ from tapeless.training.imported import generation_of
 from tapeless.training.init_from import load_initial_weights, resolve_recipe
 from tapeless.training.loading import attach_tokenizer
 from tapeless.training.metrics_log import copied, read_metrics
-from tapeless.training.output import ignore_write_errors
+from tapeless.output import ignore_write_errors
 from tapeless.training.phases import Phases
 from tapeless.training.plan import planned_rate, total_steps
 from tapeless.training.process import process_settings
@@ -146,7 +146,7 @@ def train(
         phases.end("data")
         try:
             return _train(run, run_config, dataset, shown, user, phases, batches, schedule)
-        except Exception as error:
+        except BaseException as error:  # also Ctrl-C, before the first step
             if not has_progress(run) and not isinstance(error, GradientError):
                 shutil.rmtree(run.path, ignore_errors=True)
             raise
@@ -271,9 +271,8 @@ def _train(
 ) -> TrainResult:
     with ExitStack() as stack:
         signals = StopSignals()
-        if current_thread() is main_thread():  # Python sets signal handlers there only
+        if current_thread() is main_thread():
             stack.enter_context(ignore_write_errors())
-            stack.enter_context(signals)
         record = stack.enter_context(Recorder(run, user, delayed=[display.event]))
         with busy("building the model"):
             model = make_model(config.model, config.train)
@@ -308,6 +307,8 @@ def _train(
         if config.train.verify and not resume:
             _check_gradients(trainer, display)
             phases.end("gradient check")
+        if current_thread() is main_thread():  # Python sets signal handlers there only
+            stack.enter_context(signals)
         record(
             {
                 "event": "resume" if resume else "start",

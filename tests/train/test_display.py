@@ -25,7 +25,8 @@ from tapeless.training.display import (
     memory,
 )
 from tapeless.training.runs import make_model
-from tapeless.training.summary import decay_groups, duration, introduction, model_text, next_commands, readable
+from tapeless.text import readable
+from tapeless.training.summary import decay_groups, duration, introduction, model_text, next_commands
 from tapeless.training.trainer import Trainer
 
 BEATEN = Baselines(5.5452, 3.2, 2.5)

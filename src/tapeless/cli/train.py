@@ -57,6 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     info = actions.add_parser("info", help="show the configuration and progress of a run", description=words)
     add_run_argument(info)
     info.set_defaults(waiting=LOADING)
+    resume.set_defaults(interrupted=STATUS["stopped"])  # before its first step
     for action, run, words in (new, run_new, EVENTS), (resume, run_resume, EVENTS), (info, run_info, "print JSON"):
         action.add_argument("--json", action="store_true", help=words)
         action.set_defaults(run=run, parser=action)

@@ -20,7 +20,8 @@ from tapeless.report.figures import Figure, figures
 from tapeless.report.history import RunHistory
 from tapeless.report.metrics import METRICS, Metric
 from tapeless.training.run_time import activity_rows, startup_rows, verdict
-from tapeless.training.summary import count, model_text, optimizer_text, readable
+from tapeless.text import readable
+from tapeless.training.summary import count, model_text, optimizer_text
 
 HOME = Path(__file__).parent
 COLORS = 6  # of page.css

@@ -23,12 +23,17 @@ BELOW["kernels"] = BELOW["ops"] | {"ops", "progress"}
 BELOW["model"] = BELOW["kernels"] | {"kernels", "generate"}
 BELOW["interop"] = BELOW["model"] | {"model", "data", "optim"}
 BELOW["plugins"] = BELOW["model"] | {"model"}
-BELOW["training"] = BELOW["interop"] | {"interop", "plugins", "text", "output"}  # samples are drawn; a run may start from imports
+BELOW["training"] = BELOW["interop"] | {
+    "interop",
+    "plugins",
+    "text",
+    "output",
+}  # samples are drawn; a run may start from imports
 BELOW["verify"] = BELOW["training"] | {"training"}
 BELOW["estimate"] = BELOW["verify"] | {"verify"}
 BELOW["bench"] = BELOW["estimate"] | {"estimate", "start"}
 BELOW["report"] = BELOW["tasks"] = BELOW["training"] | {"training"}
-BELOW["runner"] = BELOW["report"] | {"report", "verify", "estimate"}
+BELOW["runner"] = BELOW["report"] | {"report", "verify", "estimate", "output"}
 BELOW["cli"] = BELOW["bench"] | {"bench", "report", "tasks", "runner"}
 BELOW["__main__"] = {"cli"}
 

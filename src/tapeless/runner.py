@@ -22,6 +22,7 @@ from tapeless.estimate.disk import disk_of
 from tapeless.estimate.fit import resource_errors
 from tapeless.estimate.memory import memory_of
 from tapeless.model.build import AnyModel
+from tapeless.output import ignore_write_errors
 from tapeless.progress import busy
 from tapeless.report.reporters import Reporters, check_packages
 from tapeless.training.display import Display, make_display
@@ -30,7 +31,6 @@ from tapeless.training.imported import generation_of
 from tapeless.training.init_from import load_initial_weights, resolve_recipe
 from tapeless.training.loading import attach_tokenizer
 from tapeless.training.metrics_log import copied, read_metrics
-from tapeless.output import ignore_write_errors
 from tapeless.training.phases import Phases
 from tapeless.training.plan import planned_rate, total_steps
 from tapeless.training.process import process_settings

@@ -65,7 +65,7 @@ class StderrHandler(logging.StreamHandler):
 
 
 class OneLine(logging.Formatter):
-    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
+    def formatMessage(self, record: logging.LogRecord) -> str:
         return printable(record.getMessage())
 
 

@@ -25,6 +25,7 @@ from tapeless.model.build import AnyModel
 from tapeless.output import ignore_write_errors
 from tapeless.progress import busy
 from tapeless.report.reporters import Reporters, check_packages
+from tapeless.training.checkpoint import checkpoints
 from tapeless.training.display import Display, make_display
 from tapeless.training.functions import Batches, Schedule, check_functions
 from tapeless.training.imported import generation_of
@@ -47,7 +48,7 @@ from tapeless.training.runs import (
     set_fields,
     unused_path,
 )
-from tapeless.training.signals import StopSignals
+from tapeless.training.signals import Interrupted, StopSignals
 from tapeless.training.threads import slower_threads
 from tapeless.training.trainer import Trainer
 from tapeless.training.vocabulary import infer_vocab_size
@@ -146,8 +147,9 @@ def train(
         phases.end("data")
         try:
             return _train(run, run_config, dataset, shown, user, phases, batches, schedule)
-        except BaseException as error:  # also Ctrl-C, before the first step
-            if not has_progress(run) and not isinstance(error, GradientError):
+        except BaseException as error:
+            lost = not checkpoints(run.checkpoints) if isinstance(error, Interrupted) else not has_progress(run)
+            if lost and not isinstance(error, GradientError):
                 shutil.rmtree(run.path, ignore_errors=True)
             raise
 
@@ -307,7 +309,7 @@ def _train(
         if config.train.verify and not resume:
             _check_gradients(trainer, display)
             phases.end("gradient check")
-        if current_thread() is main_thread():  # Python sets signal handlers there only
+        if current_thread() is main_thread() and not signals.interrupts():  # Python sets signal handlers there only
             stack.enter_context(signals)
         record(
             {
@@ -322,9 +324,16 @@ def _train(
                 "time": time.time(),
             }
         )
+
+        def poll_signals(event: Event) -> None:
+            if event["event"] == "step" and signals.interrupts():
+                stack.enter_context(signals)
+
         with display, ExitStack() as first_step:
             first_step.enter_context(busy("taking the first step"))
             record.listeners.insert(0, lambda event: first_step.close())
+            if signals.interrupts():  # until there is a step to lose: compiling its kernels may take a minute
+                record.listeners.insert(0, poll_signals)
             try:
                 reason = trainer.run(display=None)
             finally:

@@ -137,7 +137,10 @@ def test_a_template_that_cannot_be_split():
             "took more",
         ),
         ("x" * 300_000, "at most 262,144 are read"),
-        ("{% set n = namespace(s='ab') %}{% for i in range(40) %}{% set n.s = n.s ~ n.s %}{% endfor %}", "GiB of memory|took more"),
+        (
+            "{% set n = namespace(s='ab') %}{% for i in range(40) %}{% set n.s = n.s ~ n.s %}{% endfor %}",
+            "GiB of memory|took more",
+        ),
         ("{{ 'a'|center(10**12) }}", "cannot render|GiB of memory"),
     ],
     ids=range(12),

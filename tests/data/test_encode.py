@@ -67,7 +67,7 @@ def test_an_error_comes_through(tmp_path: Path):
     CharTokenizer("abc").save(tmp_path / "tokenizer.json")
     worker = started(tmp_path / "tokenizer.json")
     assert [ids.tolist() for ids in ask(worker, ["ab", "", "c"])] == [[0, 1], [], [2]]
-    with pytest.raises(DataError, match="^character 'x' at position 0 is not among the 3 characters"):
+    with pytest.raises(DataError, match=r"^character 'x' at position 0 is not among the 3 characters"):
         ask(worker, ["ab", "x"])
     assert ask(worker, ["cab"])[0].tolist() == [2, 0, 1]
     worker.close()

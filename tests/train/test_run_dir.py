@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from tapeless.data.files import write_json
+from tapeless.data.locks import RunLock
 from tapeless.errors import ConfigError, LockedError
-from tapeless.training.run_dir import RunDir, RunLock, environment, git_commit
+from tapeless.training.run_dir import RunDir, environment, git_commit
 
 
 def test_a_new_run_has_its_folders(tmp_path: Path):
@@ -66,7 +67,7 @@ def test_a_holder_without_a_name_yet_is_another_process(tmp_path: Path):
 HOLD = """
 import sys
 from pathlib import Path
-from tapeless.training.run_dir import RunLock
+from tapeless.data.locks import RunLock
 lock = RunLock(Path(sys.argv[1]))
 print("held", flush=True)
 sys.stdin.read()

@@ -92,7 +92,7 @@ def lines() -> Iterator[str]:
     while True:
         try:
             yield input("> ")
-        except (EOFError, KeyboardInterrupt):
+        except (EOFError, KeyboardInterrupt, Interrupted):
             print()
             return
 
@@ -126,7 +126,6 @@ class Conversation:
         """Print the answer to a message, while it is generated."""
         from tapeless.data.chat import ASSISTANT, Message
         from tapeless.generate.text import TextStream
-        from tapeless.training.signals import StopSignals
 
         self.messages.append(Message("user", text))
         try:
@@ -137,7 +136,7 @@ class Conversation:
         room = min(self.max_tokens, self.context - len(prompt))
         stream = self.engine.submit(prompt, max_tokens=room, sampling=self.sampling, stop=self.eos_ids)
         said = ""
-        with StopSignals((signal.SIGINT,)) as interrupt:
+        with StopSignals((signal.SIGINT,), says=None) as interrupt:
             answer = TextStream(stream, self.chat.tokenizer, (), self.stop, cancelled=interrupt.requested)
             for piece in answer:
                 said += piece

@@ -16,7 +16,7 @@ from tapeless.progress import busy, erase, shown
 from tapeless.start import print_any_character, raise_gc_threshold
 from tapeless.text import printable
 from tapeless.training.phases import Phases, process_age
-from tapeless.training.signals import StopSignals, acknowledging
+from tapeless.training.signals import Interrupted, StopSignals, acknowledging
 
 # In the order of --help. Each is the module of this name, with _ for -, except for those in MODULES.
 COMMANDS = ["train", "presets", "estimate", "generate", "chat", "eval", "lm-eval", "report", "data", "tokenizer"]
@@ -98,7 +98,7 @@ def run(argv: list[str] | None, age: float) -> int:
             raise
         complain(f"error[{error.code}]: {printable(str(error))}")
         return error.exit_status
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, Interrupted):
         complain("interrupted")
         return getattr(args, "interrupted", 130)
     except BrokenPipeError:  # the reader of the output, such as `head`, has ended

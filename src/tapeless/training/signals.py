@@ -1,6 +1,6 @@
 """SIGTERM, SIGINT and SIGHUP: the first asks for an end, the second ends the process at once.
 
-Around a whole command the first signal raises KeyboardInterrupt, wherever the command is: reading a pipe, importing, checking
+Around a whole command the first signal raises Interrupted, wherever the command is: reading a pipe, importing, checking
 gradients. Around the steps of a run it only sets a flag, which the trainer polls where it can stop. Whoever sent the signal
 reads on stderr that it has arrived: Python's handlers run between two of its instructions, and a matmul or a compiler may take
 seconds, so a thread that the operating system's handler wakes says it (`acknowledging`).
@@ -25,16 +25,26 @@ STOPPING = "stopping after this step and a checkpoint"
 _active: list["StopSignals"] = []  # the last one handles signals
 
 
+class Interrupted(BaseException):
+    """Not a KeyboardInterrupt: Python ends a process by SIGINT, whatever status it asks for, if that was ever raised inside of
+    `exec` of a text, which imports use."""
+
+
 class StopSignals:
     """`with StopSignals() as stop:` … `stop.requested()`. Only the main thread may enter it."""
 
     def __init__(self, signals: Sequence[int] = SIGNALS, *, raises: bool = False, says: str | None = STOPPING) -> None:
-        """raises: KeyboardInterrupt at the first signal. says: what is printed then."""
+        """raises: Interrupted at the first signal. says: what is printed then."""
         self.signals, self.raises, self.says = signals, raises, says
         self.received: int | None = None
         self._at = 0.0
         self._unsaid = threading.Lock()  # taken by whoever says it
         self._before: dict[int, Any] = {}
+
+    @staticmethod
+    def interrupts() -> bool:
+        """Whether a signal now would raise Interrupted."""
+        return bool(_active) and _active[-1].raises
 
     def requested(self) -> bool:
         return self.received is not None
@@ -47,7 +57,7 @@ class StopSignals:
                     signal.signal(each, signal.SIG_DFL)  # a second signal has its usual effect
             self.acknowledge(number)
             if self.raises:
-                raise KeyboardInterrupt
+                raise Interrupted
         elif time.monotonic() - self._at > TOGETHER:
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
@@ -60,8 +70,8 @@ class StopSignals:
                 os.write(2, (b"\r\x1b[K" if os.isatty(2) else b"") + line.encode())
 
     def __enter__(self) -> "StopSignals":
-        if _active and _active[-1].raises and _active[-1].requested():
-            raise KeyboardInterrupt  # which an import has swallowed
+        if self.interrupts() and _active[-1].requested():
+            raise Interrupted  # which an import has swallowed
         for number in self.signals:
             before = signal.getsignal(number)
             if number != SIGHUP or before is not signal.SIG_IGN:

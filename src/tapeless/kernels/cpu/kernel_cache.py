@@ -14,6 +14,7 @@ import os
 import pickle
 import shutil
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -80,7 +81,7 @@ class KernelCache(_Cache):
             return
         path = self.path(sig, data.codegen)
         content = dumps(data._reduce())
-        temporary = path.with_name(f".tmp-{os.getpid()}-{path.name}")
+        temporary = path.with_name(f".tmp-{os.getpid()}-{threading.get_ident()}-{path.name}")
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             if path.is_dir() and not path.is_symlink():

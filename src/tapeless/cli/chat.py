@@ -28,6 +28,7 @@ from tapeless.cli.options import (
 )
 from tapeless.config import Sampling, require
 from tapeless.errors import InputError
+from tapeless.training.signals import Interrupted, StopSignals
 
 if TYPE_CHECKING:
     from tapeless.data.chat import ChatFormat

@@ -47,6 +47,10 @@ class RunLock:
                 self._file.truncate(0)
             self._file.close()
 
+    def __del__(self) -> None:
+        if hasattr(self, "_file"):  # what is to be locked was opened
+            self.release()
+
     def __enter__(self) -> "RunLock":
         return self
 

@@ -86,8 +86,10 @@ def command_output() -> Iterator[None]:
         _discard(1)
         if isinstance(error, BrokenPipeError):
             raise error
-        raise WriteError(f"stdout could not be written: {_reason(error)}") from error
+        failed.append(WriteError(f"stdout could not be written: {_reason(error)}"))
+        raise failed[0] from error
 
+    failed: list[WriteError] = []
     stdout: Any = Stream(sys.stdout, fail)
     stderr: Any = Stream(sys.stderr, lambda error: _discard(2))
     with redirect_stdout(stdout), redirect_stderr(stderr):
@@ -95,6 +97,8 @@ def command_output() -> Iterator[None]:
             yield
         except SystemExit:  # of --help
             stdout.flush()
+            if failed:  # argparse has ignored it
+                raise failed[0] from None
             raise
         except BaseException:  # which is the failure to report
             with suppress(OSError):

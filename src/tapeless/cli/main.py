@@ -103,6 +103,12 @@ def run(argv: list[str] | None, age: float) -> int:
         return getattr(args, "interrupted", 130)
     except BrokenPipeError:  # the reader of the output, such as `head`, has ended
         return getattr(args, "status", 0)  # the command's status so far
+    except OSError as error:  # of the operating system, about a file
+        if args.debug:
+            raise
+        where = f"{error.filename}: " if error.filename else ""
+        complain(f"error[FAILED]: {printable(f'{where}{error.strerror or error}')}")
+        return 1
     except Exception as error:
         if args.debug:
             raise

@@ -30,7 +30,7 @@ def tapeless(*words: object, shell: str = "", **environment: str) -> tuple[int, 
     done = subprocess.run(
         ["bash", "-c", line], capture_output=True, env=os.environ | {"OMP_NUM_THREADS": "1", **environment}, check=False
     )
-    errors = [text for text in done.stderr.decode(errors="replace").splitlines() if " …" not in text]
+    errors = [text for text in done.stderr.decode(errors="replace").splitlines() if " …" not in text and "\\u2026" not in text]
     return done.returncode, done.stdout.decode(errors="replace"), "\n".join(errors)
 
 
@@ -266,22 +266,29 @@ with scratch() as folder:
 
     # Not tried
     with gzip.open(folder / "bomb.txt.gz", "wb") as file:
-        for _ in range(700):
+        for _ in range(400):
             file.write(b"a " * (1 << 19))
     found = tapeless("data", "info", "bomb.txt.gz")
-    check("not tried", "700 MB in a gz of 700 kB", found, one_line(found, "EXPANDS"))
+    check("not tried", "400 MB in a gz of 400 kB", found, one_line(found, "EXPANDS"))
     with open(folder / "line.jsonl", "wb") as file:
         file.write(b'{"text": "')
         for _ in range(200):
             file.write(b"a" * (1 << 20))
     found = tapeless("data", "info", "line.jsonl", shell="ulimit -v 6000000; {}")
     check("not tried", "a JSONL line of 200 MB", found, one_line(found, "LONG_LINE"))
+    if find_spec("zstandard"):
+        import zstandard
+
+        packed = zstandard.ZstdCompressor().compress(b"a " * (400 << 19))
+        (folder / "bomb.txt.zst").write_bytes(packed)
+        found = tapeless("data", "info", "bomb.txt.zst")
+        check("not tried", f"400 MB in a zst of {len(packed) >> 10} kB", found, one_line(found, "EXPANDS"))
     if find_spec("pyarrow"):
         import pyarrow as arrow
         import pyarrow.parquet as parquet
 
-        parquet.write_table(arrow.table({"text": ["a" * (1 << 20)] * 8000}), folder / "bomb.parquet")
+        parquet.write_table(arrow.table({"text": ["a" * (1 << 20)] * 400}), folder / "bomb.parquet")
         size = (folder / "bomb.parquet").stat().st_size >> 10
         found = tapeless("data", "info", "bomb.parquet")
-        check("not tried", f"8 GB of text in a Parquet file of {size} kB", found, one_line(found, "DATA|EXPANDS|NOT_WHOLE"))
+        check("not tried", f"400 MB of text in a Parquet file of {size} kB", found, one_line(found, "EXPANDS"))
 claims.finish()

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from tapeless.data.packages import require_package
+from tapeless.data.read import RATIO, unpacked_limit
 from tapeless.data.worker import Limits, Worker
-from tapeless.errors import BAD_RECORD, NO_COLUMN, NOT_WHOLE, DataError
+from tapeless.errors import BAD_RECORD, EXPANDS, NO_COLUMN, NOT_WHOLE, DataError
 
 BY_NAME = "hf:"
 ROWS = 1000  # at a time
@@ -44,8 +45,12 @@ def _guarded_texts(form: str, path: Path, field: str) -> Iterator[str]:
     limits = Limits(SECONDS, memory=MEMORY + 4 * path.stat().st_size)
     arguments = form.encode(), os.fsencode(path), field.encode()
     with closing(Worker("tapeless.data.columns:answers", *arguments, what=str(path), limits=limits)) as worker:
+        size, most = 0, unpacked_limit(path, packed=True)
         while texts := worker.ask():
             yield from (text.decode() for text in texts)
+            size += sum(map(len, texts))
+            if size > most:
+                raise EXPANDS(path=path, size=size >> 20, ratio=RATIO)
 
 
 def answers(form: bytes, path: bytes, field: bytes) -> Callable[[], list[bytes]]:

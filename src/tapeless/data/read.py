@@ -134,9 +134,9 @@ def _open_zstandard(path: Path, mode: str) -> Iterator[IO[bytes]]:
         raise NOT_WHOLE(path=path, form="zstandard", reason=error) from None
 
 
-def unpacked_limit(path: Path) -> float:
+def unpacked_limit(path: Path, *, packed: bool = False) -> float:
     """Bytes that a file may unpack to: a megabyte of zeros is a kilobyte, and would fill the disk with tokens."""
-    return RATIO * path.stat().st_size + UNPACKED if path.suffix.lower() in PACKED else float("inf")
+    return RATIO * path.stat().st_size + UNPACKED if packed or path.suffix.lower() in PACKED else float("inf")
 
 
 def read_text(path: Path) -> Iterator[Chunk]:

@@ -101,7 +101,8 @@ def acknowledging() -> Iterator[None]:
                 if _active and number in _active[-1].signals:
                     _active[-1].acknowledge(number)
 
-    threading.Thread(target=listen, daemon=True).start()
+    with contextlib.suppress(RuntimeError):  # no more threads (`ulimit -u`): the handler says it, a little later
+        threading.Thread(target=listen, daemon=True).start()
     before = signal.set_wakeup_fd(writable, warn_on_full_buffer=False)
     try:
         yield

@@ -4,13 +4,16 @@ failure that passes does not even end the run."""
 import errno
 import os
 import random
+import re
+import shlex
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 from failing_writes import points_of, survive, unbroken
-from small_run import FLAGS, new, outcome
+from small_run import FLAGS, new, outcome, resume
 from watched_disk import Point, watched
 
 from tapeless.errors import WriteError
@@ -154,6 +157,14 @@ def test_a_full_disk_never_takes_the_run_with_it(tmp_path: Path, expected: RunDi
     assert "error[WRITE]" in said.words
     assert "earlier checkpoints are unchanged" in said.words
     assert list(checkpoints(run.checkpoints))[-1] == 4
+    words = r"the checkpoint of step 6 is in (\S+); to continue, free some space, then: (cp -r \S+ \S+) && (.*)"
+    found = re.search(words, said.words)
+    assert found
+    assert Path(found[1]).parent == Path(tempfile.gettempdir())
+    subprocess.run(shlex.split(found[2]), check=True)  # with the lines of the log that were not written
+    assert found[3].startswith("tapeless train resume")
+    assert resume(run).status == 0
+    assert outcome(run) == outcome(expected)
 
 
 def test_a_write_error_is_an_oserror_too():

@@ -15,6 +15,7 @@ SRC = ROOT / "src" / "tapeless"
 # cli; ops <- generate <- model; config <- data, optim; report and tasks read what training writes; verify may import all up to
 # training, and bench also verify and estimate.
 BELOW: dict[str, set[str]] = {"start": set(), "text": set(), "progress": set(), "errors": set(), "config": {"errors"}}
+BELOW["output"] = {"errors"}
 BELOW["ops"] = BELOW["config"] | {"config"}
 BELOW["data"] = BELOW["optim"] = BELOW["ops"]
 BELOW["generate"] = BELOW["ops"] | {"ops"}
@@ -22,12 +23,17 @@ BELOW["kernels"] = BELOW["ops"] | {"ops", "progress"}
 BELOW["model"] = BELOW["kernels"] | {"kernels", "generate"}
 BELOW["interop"] = BELOW["model"] | {"model", "data", "optim"}
 BELOW["plugins"] = BELOW["model"] | {"model"}
-BELOW["training"] = BELOW["interop"] | {"interop", "plugins", "text"}  # samples are drawn; a run may start from imports
+BELOW["training"] = BELOW["interop"] | {
+    "interop",
+    "plugins",
+    "text",
+    "output",
+}  # samples are drawn; a run may start from imports
 BELOW["verify"] = BELOW["training"] | {"training"}
 BELOW["estimate"] = BELOW["verify"] | {"verify"}
 BELOW["bench"] = BELOW["estimate"] | {"estimate", "start"}
 BELOW["report"] = BELOW["tasks"] = BELOW["training"] | {"training"}
-BELOW["runner"] = BELOW["report"] | {"report", "verify", "estimate"}
+BELOW["runner"] = BELOW["report"] | {"report", "verify", "estimate", "output"}
 BELOW["cli"] = BELOW["bench"] | {"bench", "report", "tasks", "runner"}
 BELOW["__main__"] = {"cli"}
 

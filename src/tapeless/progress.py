@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 LOADING = "loading PyTorch"  # seconds, on a machine that has not loaded it for a while
 SILENT = 0.6  # seconds without a word: less than the one second, since a busy machine wakes a thread late
@@ -26,7 +26,8 @@ class _Progress:
 
     def start(self, silent: float = 0.0) -> None:
         self.printing, self._said = True, time.monotonic() - silent
-        threading.Thread(target=self._run, daemon=True).start()
+        with suppress(RuntimeError):  # no more threads (`ulimit -u`): silent
+            threading.Thread(target=self._run, daemon=True).start()
 
     def _run(self) -> None:
         while self.printing:

@@ -22,15 +22,16 @@ from tapeless.estimate.disk import disk_of
 from tapeless.estimate.fit import resource_errors
 from tapeless.estimate.memory import memory_of
 from tapeless.model.build import AnyModel
+from tapeless.output import ignore_write_errors
 from tapeless.progress import busy
 from tapeless.report.reporters import Reporters, check_packages
+from tapeless.training.checkpoint import checkpoints
 from tapeless.training.display import Display, make_display
 from tapeless.training.functions import Batches, Schedule, check_functions
 from tapeless.training.imported import generation_of
 from tapeless.training.init_from import load_initial_weights, resolve_recipe
 from tapeless.training.loading import attach_tokenizer
 from tapeless.training.metrics_log import copied, read_metrics
-from tapeless.training.output import ignore_write_errors
 from tapeless.training.phases import Phases
 from tapeless.training.plan import planned_rate, total_steps
 from tapeless.training.process import process_settings
@@ -48,7 +49,7 @@ from tapeless.training.runs import (
     unused_path,
 )
 from tapeless.training.seal import seal_of
-from tapeless.training.signals import StopSignals
+from tapeless.training.signals import Interrupted, StopSignals
 from tapeless.training.threads import slower_threads
 from tapeless.training.trainer import Trainer
 from tapeless.training.vocabulary import infer_vocab_size
@@ -146,8 +147,9 @@ def train(
         phases.end("data")
         try:
             return _train(run, run_config, dataset, shown, user, phases, batches, schedule)
-        except Exception as error:
-            if not has_progress(run) and not isinstance(error, GradientError):
+        except BaseException as error:
+            lost = not checkpoints(run.checkpoints) if isinstance(error, Interrupted) else not has_progress(run)
+            if lost and not isinstance(error, GradientError):
                 shutil.rmtree(run.path, ignore_errors=True)
             raise
 
@@ -271,9 +273,8 @@ def _train(
 ) -> TrainResult:
     with ExitStack() as stack:
         signals = StopSignals()
-        if current_thread() is main_thread():  # Python sets signal handlers there only
+        if current_thread() is main_thread():
             stack.enter_context(ignore_write_errors())
-            stack.enter_context(signals)
         record = stack.enter_context(Recorder(run, user, delayed=[display.event]))
         with busy("building the model"):
             model = make_model(config.model, config.train)
@@ -306,6 +307,8 @@ def _train(
         if config.train.verify and not resume:
             _check_gradients(trainer, display)
             phases.end("gradient check")
+        if current_thread() is main_thread() and not signals.interrupts():  # Python sets signal handlers there only
+            stack.enter_context(signals)
         record(
             {
                 "event": "resume" if resume else "start",
@@ -319,9 +322,16 @@ def _train(
                 "time": time.time(),
             }
         )
+
+        def poll_signals(event: Event) -> None:
+            if event["event"] == "step" and signals.interrupts():
+                stack.enter_context(signals)
+
         with display, ExitStack() as first_step:
             first_step.enter_context(busy("taking the first step"))
             record.listeners.insert(0, lambda event: first_step.close())
+            if signals.interrupts():  # until there is a step to lose: compiling its kernels may take a minute
+                record.listeners.insert(0, poll_signals)
             try:
                 reason = trainer.run(display=None)
             except WriteError as error:  # of the last save, which would hide why it was made

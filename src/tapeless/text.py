@@ -1,4 +1,6 @@
-"""Plain-text tables, and rows of a label and a text."""
+"""Plain-text tables, rows of a label and a text, and text from elsewhere that is safe to print.
+
+Tested by: tests/test_text.py."""
 
 import textwrap
 from collections.abc import Sequence
@@ -10,13 +12,24 @@ WIDTH = 100  # columns
 Row = tuple[str, str]  # a label, and a text of any length; without a label it is a command, which is not wrapped
 
 
+def printable(text: str) -> str:
+    """In one line, with control characters escaped, also those that turn the direction of text: names of files and keys, of
+    which messages consist, may hold any."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
+def readable(text: str) -> str:
+    """Lines that are safe to print: a model may generate any byte, including terminal control sequences."""
+    return "".join(c if c.isprintable() or c == "\n" else "    " if c == "\t" else "\ufffd" for c in text)
+
+
 def rows_text(rows: Sequence[Row]) -> str:
     margin = " " * LABEL
 
     def wrapped(text: str) -> str:
-        return textwrap.fill(text, WIDTH - LABEL, subsequent_indent=margin, break_on_hyphens=False)
+        return textwrap.fill(printable(text), WIDTH - LABEL, subsequent_indent=margin, break_on_hyphens=False)
 
-    return "\n".join(f"{label:<{LABEL}}{wrapped(text) if label else text}".rstrip() for label, text in rows)
+    return "\n".join(f"{label:<{LABEL}}{wrapped(text) if label else printable(text)}".rstrip() for label, text in rows)
 
 
 def table(rows: Sequence[Sequence[Any]]) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tapeless.data.chat import CHATML, PLAIN, ChatFormat, Message, compile_template, limited
+from tapeless.data.chat import CHATML, PLAIN, ChatFormat, Message, compile_template, limited, renderer
 from tapeless.data.tokenizer import ByteTokenizer, Tokenizer, make_tokenizer, tokenizer_of
 from tapeless.errors import DataError
 
@@ -150,13 +150,19 @@ def test_a_template_that_cannot_be_split():
             "took more",
         ),
         ("x" * 300_000, "at most 262,144 are read"),
+        (
+            "{% set n = namespace(s='ab') %}{% for i in range(40) %}{% set n.s = n.s ~ n.s %}{% endfor %}",
+            "GiB of memory|took more",
+        ),
+        ("{{ 'a'|center(10**12) }}", "cannot render|GiB of memory"),
     ],
-    ids=range(10),
+    ids=range(12),
 )
 def test_templates_have_limits(source: str, says: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("tapeless.data.chat.MAX_SECONDS", 0.5)
+    renderer.cache_clear()
     with pytest.raises(DataError, match=says):
-        limited(lambda: compile_template(source).generate(messages=({"role": "user", "content": "a"},)))
+        renderer(source)({"messages": [{"role": "user", "content": "a"}]})
 
 
 def test_what_templates_of_others_use():
@@ -165,7 +171,7 @@ def test_what_templates_of_others_use():
         "{{ m | tojson }}{{ strftime_now('%Y') | length }}\n{% endfor %}"
     )
     messages = ({"role": "system", "content": ""}, {"role": "user", "content": "ö<"})
-    assert limited(lambda: compile_template(source).generate(messages=messages)) == '{"role": "user", "content": "ö<"}4\n'
+    assert limited(compile_template(source), {"messages": messages}) == '{"role": "user", "content": "ö<"}4\n'
 
 
 def test_every_tokenizer_has_a_format():

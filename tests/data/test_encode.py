@@ -1,6 +1,6 @@
 """Tokenizing by processes: the same ids in the same order, errors that come through, nothing left behind."""
 
-import io
+import os
 from pathlib import Path
 
 import numpy as np
@@ -8,8 +8,9 @@ import pytest
 
 from tapeless.data import encode
 from tapeless.data.chunks import Chunk
-from tapeless.data.encode import REPLY, Worker, batched, encode_chunks, packed, serve
+from tapeless.data.encode import ask, batched, encode_chunks
 from tapeless.data.tokenizer import CharTokenizer, make_tokenizer
+from tapeless.data.worker import Worker
 from tapeless.errors import DataError, TapelessError
 
 TEXTS = [f"document {i}: the cat sat on the mat {'and slept ' * (i % 9)}é漢🙂\n" for i in range(300)]
@@ -48,32 +49,25 @@ def test_batches_keep_the_order(monkeypatch: pytest.MonkeyPatch):
     assert [[len(chunk.text) for chunk in batch] for batch in batched(stream)] == [[3, 4], [5], [30], [1, 9], [1]]
 
 
+def started(saved: Path) -> Worker:
+    return Worker("tapeless.data.encode:answers", os.fsencode(saved), b"", what="a tokenizing process")
+
+
 def test_a_process_that_ends_is_noticed(saved: Path):
-    worker = Worker(saved)
+    worker = started(saved)
     worker._process.kill()
     worker._process.wait()
     with pytest.raises(TapelessError, match="a tokenizing process ended unexpectedly with status -9"):
-        worker.ask(["text"] * 100_000)
+        ask(worker, ["text"] * 100_000)
+    assert len(ask(worker, ["text"])) == 1  # by a new one
     worker.close()
 
 
 def test_an_error_comes_through(tmp_path: Path):
-    def ask(*texts: str) -> tuple[int, bytes]:
-        reply = io.BytesIO()
-        serve(CharTokenizer("abc"), io.BytesIO(packed(list(texts))), reply)
-        failed, size = REPLY.unpack(reply.getvalue()[: REPLY.size])
-        assert len(reply.getvalue()) == REPLY.size + size
-        return failed, reply.getvalue()[REPLY.size :]
-
-    failed, ids = ask("ab", "", "c")
-    assert not failed
-    assert np.frombuffer(ids, "<u4").tolist() == [2, 0, 1, 0, 1, 2]
-    failed, message = ask("ab", "x")
-    assert failed
-    assert message.startswith(b"character 'x' at position 0 is not among the 3 characters")
     CharTokenizer("abc").save(tmp_path / "tokenizer.json")
-    worker = Worker(tmp_path / "tokenizer.json")
-    with pytest.raises(DataError, match="character 'x' at position 0"):
-        worker.ask(["x"])
-    assert worker.ask(["cab"])[0].tolist() == [2, 0, 1]
+    worker = started(tmp_path / "tokenizer.json")
+    assert [ids.tolist() for ids in ask(worker, ["ab", "", "c"])] == [[0, 1], [], [2]]
+    with pytest.raises(DataError, match=r"^character 'x' at position 0 is not among the 3 characters"):
+        ask(worker, ["ab", "x"])
+    assert ask(worker, ["cab"])[0].tolist() == [2, 0, 1]
     worker.close()

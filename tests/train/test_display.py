@@ -13,6 +13,7 @@ from run_fixtures import MODEL, config, dataset
 from tapeless.config import ModelConfig, SimpleLMConfig
 from tapeless.data.baselines import Baselines
 from tapeless.data.chat import CHATML, write_template
+from tapeless.text import readable
 from tapeless.training import display as display_module
 from tapeless.training.display import (
     Display,
@@ -26,7 +27,7 @@ from tapeless.training.display import (
     memory,
 )
 from tapeless.training.runs import make_model
-from tapeless.training.summary import decay_groups, duration, introduction, model_text, next_commands, readable
+from tapeless.training.summary import decay_groups, duration, introduction, model_text, next_commands
 from tapeless.training.trainer import Trainer
 
 BEATEN = Baselines(5.5452, 3.2, 2.5)

@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 from run_fixtures import begin_run, config, play
 
+from tapeless.data.locks import RunLock, holder
 from tapeless.errors import ConfigError, DataError
 from tapeless.report.history import RunHistory
 from tapeless.training.info import describe, run_facts
-from tapeless.training.run_dir import RunDir, RunLock, holder
+from tapeless.training.run_dir import RunDir
 
 
 def start(run: RunDir, total_steps: int = 12) -> dict:

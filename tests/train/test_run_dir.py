@@ -12,17 +12,19 @@ import pytest
 import torch
 
 from tapeless.data.files import write_json
+from tapeless.data.locks import RunLock
 from tapeless.errors import ConfigError, LockedError
-from tapeless.training.run_dir import RunDir, RunLock, environment, git_commit
+from tapeless.training.run_dir import RunDir, environment, git_commit
 
 
 def test_a_new_run_has_its_folders(tmp_path: Path):
     run = RunDir.create(tmp_path / "runs" / "first")
+    run.complete()
     assert sorted(path.name for path in run.path.iterdir()) == ["checkpoints", "samples"]
 
 
 def test_an_empty_directory_is_welcome_and_a_full_one_is_not(tmp_path: Path):
-    RunDir.create(tmp_path)
+    RunDir.create(tmp_path).complete()
     with pytest.raises(ConfigError, match=f"is not empty.*tapeless train resume {tmp_path}"):
         RunDir.create(tmp_path)
 
@@ -38,6 +40,24 @@ def test_only_a_run_is_opened_as_one(tmp_path: Path):
         RunDir.open(tmp_path)
     RunDir.create(tmp_path).config.write_text("")
     assert RunDir.open(tmp_path).checkpoints == tmp_path / "checkpoints"
+
+
+def test_what_a_killed_process_left_is_made_again(tmp_path: Path):
+    """It holds its claim while it lives."""
+    making = RunDir.create(tmp_path / "run")
+    (making.path / "train.bin").write_bytes(b"half")
+    with pytest.raises(LockedError, match="is in use by process"):
+        RunDir.create(tmp_path / "run")
+    with pytest.raises(ConfigError, match=r"is incomplete: .* repeat that command"):
+        RunDir.open(tmp_path / "run")
+    del making  # as the operating system does
+    again = RunDir.create(tmp_path / "run")
+    assert not (again.path / "train.bin").exists()
+    again.config.write_text("")  # written last: from here on it is a run, even if the mark is still there
+    del again
+    with pytest.raises(ConfigError, match="is not empty"):
+        RunDir.create(tmp_path / "run")
+    assert RunDir.open(tmp_path / "run")
 
 
 def test_a_second_holder_is_told_who_the_first_is(tmp_path: Path):
@@ -66,7 +86,7 @@ def test_a_holder_without_a_name_yet_is_another_process(tmp_path: Path):
 HOLD = """
 import sys
 from pathlib import Path
-from tapeless.training.run_dir import RunLock
+from tapeless.data.locks import RunLock
 lock = RunLock(Path(sys.argv[1]))
 print("held", flush=True)
 sys.stdin.read()
@@ -90,7 +110,7 @@ def test_a_disk_without_locks_is_not_taken_for_a_lock(tmp_path: Path, monkeypatc
     def unsupported(_: object) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
 
-    monkeypatch.setattr("tapeless.training.run_dir._lock", unsupported)
+    monkeypatch.setattr("tapeless.data.locks._lock", unsupported)
     with pytest.raises(LockedError, match="cannot be locked: No locks available"):
         RunLock(tmp_path / "lock")
 

@@ -1,6 +1,7 @@
 """Processes that are asked to stop: exit 75 and not a step lost; in the end the bytes of the run that was let be. Kills are in
 tests/faults."""
 
+import contextlib
 import os
 import random
 import shlex
@@ -17,7 +18,7 @@ from run_fixtures import events, final_bytes, text_file
 from tapeless.training.checkpoint import pointed
 from tapeless.training.metrics_log import read_metrics
 from tapeless.training.run_dir import RunDir
-from tapeless.training.signals import SIGNALS, StopSignals
+from tapeless.training.signals import SIGNALS, Interrupted, StopSignals
 
 STEPS = 80
 FLAGS = shlex.split(
@@ -65,7 +66,7 @@ def unbroken(tmp_path_factory: pytest.TempPathFactory, data: str) -> RunDir:
     return run
 
 
-@pytest.mark.parametrize("number", SIGNALS, ids=["SIGTERM", "SIGINT"])
+@pytest.mark.parametrize("number", SIGNALS, ids=lambda number: number.name)
 def test_asked_to_stop_it_saves_and_exits_75(number: signal.Signals, tmp_path: Path, data: str, unbroken: RunDir):
     run = RunDir(tmp_path / "run")
     process = new(run.path, data)
@@ -113,5 +114,62 @@ def test_the_first_signal_asks_and_the_second_would_end_it(number: signal.Signal
         signal.raise_signal(number)
         assert stop.requested()
         assert stop.received == number
-        assert [signal.getsignal(each) for each in SIGNALS] == [signal.SIG_DFL] * 2
+        assert signal.getsignal(signal.SIGTERM) == signal.getsignal(signal.SIGINT) == signal.SIG_DFL
     assert [signal.getsignal(each) for each in SIGNALS] == before
+
+
+@pytest.mark.usefixtures("handlers")
+@pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="Windows has none")
+def test_a_closing_terminal_sends_two_and_nohup_none(monkeypatch: pytest.MonkeyPatch):
+    with StopSignals(says=None) as stop:
+        signal.raise_signal(signal.SIGHUP)
+        signal.raise_signal(signal.SIGHUP)  # by the shell, after the kernel's
+        assert stop.received == signal.SIGHUP
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with StopSignals(says=None) as stop:
+            signal.raise_signal(signal.SIGHUP)
+            assert not stop.requested()
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.usefixtures("handlers")
+def test_before_there_is_a_step_to_lose_it_raises():
+    with StopSignals(raises=True, says=None) as outer:
+        assert StopSignals.interrupts()
+        with StopSignals(says=None) as inner:
+            assert not StopSignals.interrupts()
+            signal.raise_signal(signal.SIGTERM)
+            assert inner.requested()
+        assert not outer.requested()
+        with pytest.raises(Interrupted):
+            signal.raise_signal(signal.SIGTERM)
+    with StopSignals(raises=True, says=None):
+        with contextlib.suppress(Interrupted):  # as an import may
+            signal.raise_signal(signal.SIGTERM)
+        with pytest.raises(Interrupted):
+            StopSignals(says=None).__enter__()
+
+
+@pytest.mark.skipif(os.name != "posix", reason="sent to a process")
+def test_it_is_acknowledged_once_while_the_main_thread_is_in_a_long_call():
+    code = """
+import ctypes, sys
+from tapeless.training.signals import Interrupted, StopSignals, acknowledging
+with acknowledging():
+    try:
+        with StopSignals(raises=True, says="stopping"):
+            print("ready", flush=True)
+            for _ in range(3):
+                ctypes.CDLL(None).sleep(1)  # is interrupted, but Python's handler waits for its end
+    except Interrupted:
+        sys.exit(75)
+"""
+    command, pipe = [sys.executable, "-c", code], subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGTERM)
+        _, errors = process.communicate(timeout=PATIENCE)
+    assert (process.returncode, errors) == (75, "SIGTERM received: stopping; a second signal ends this at once\n")

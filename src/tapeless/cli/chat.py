@@ -21,6 +21,7 @@ from tapeless.cli.generation import Loaded, add_generation_arguments, load_gener
 from tapeless.cli.options import say, warn
 from tapeless.config import require
 from tapeless.errors import InputError
+from tapeless.training.signals import StopSignals
 
 if TYPE_CHECKING:
     from tapeless.data.chat import ChatFormat
@@ -77,6 +78,7 @@ def lines() -> Iterator[str]:
     with suppress(ImportError):
         import readline  # noqa: F401  input() then has a history and can be edited
     say(f"Ctrl-C ends an answer, {CLEAR} begins a new conversation, {EXIT} ends the program.")
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # at the prompt it ends a line, not the command
     interrupted = False  # by Ctrl-C at the prompt before
     while True:
         try:
@@ -116,7 +118,6 @@ class Conversation:
         """Print the answer to a message, while it is generated."""
         from tapeless.data.chat import ASSISTANT, Message
         from tapeless.generate.text import TextStream
-        from tapeless.training.signals import StopSignals
 
         self.messages.append(Message("user", text))
         try:
@@ -133,7 +134,7 @@ class Conversation:
                 pieces.append(piece)
                 yield shown(piece)
 
-        with StopSignals((signal.SIGINT,)) as interrupt:
+        with StopSignals((signal.SIGINT,), says=None) as interrupt:
             answer = TextStream(stream, self.chat.tokenizer, (), self.stop, cancelled=interrupt.requested)
             print_stream(visible())
         self.messages.append(Message(ASSISTANT, "".join(pieces)))

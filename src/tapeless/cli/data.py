@@ -15,7 +15,9 @@ from typing import Any
 
 from tapeless.cli.options import add_fields, add_plugin_argument, given
 from tapeless.config import TrainConfig, checked
+from tapeless.data.files import writing
 from tapeless.errors import ConfigError
+from tapeless.text import printable, readable
 
 HELP = "tokenize text for training, inspect it"
 
@@ -50,14 +52,21 @@ def run_prepare(args: argparse.Namespace) -> int:
     config = checked("train", {**given(args, "train"), "dataset_path": args.source}, "tapeless data prepare")
     if args.processes is not None and args.processes < 1:
         raise ConfigError(f"--processes must be at least 1, got {args.processes}")
-    if args.out.exists() and (not args.out.is_dir() or any(args.out.iterdir())):
-        raise ConfigError(f"--out {args.out} already exists and is not empty; choose another")
 
     from tapeless.data.info import prepared_info
+    from tapeless.data.locks import claim, finish
     from tapeless.data.prepare import prepare
 
+    with writing(args.out):
+        held = None
+        if args.out.is_dir() or not args.out.exists():
+            args.out.mkdir(parents=True, exist_ok=True)
+            held = claim(args.out, "data.json")
+    if held is None:
+        raise ConfigError(f"--out {args.out} already exists and is not empty; choose another")
     try:
         data = prepare(config, args.vocab_size, args.out, processes=args.processes)
+        finish(held)
     except BaseException:  # also Ctrl-C: incomplete output would block the next attempt
         shutil.rmtree(args.out, ignore_errors=True)
         raise
@@ -80,7 +89,7 @@ def run_sample(args: argparse.Namespace) -> int:
     from tapeless.data.prepare import open_prepared
 
     windows = sample_windows(open_prepared(args.source), args.part, args.count, args.tokens, args.seed)
-    print(json.dumps(windows, ensure_ascii=False) if args.json else "\n────\n".join(windows))
+    print(json.dumps(windows) if args.json else "\n────\n".join(map(readable, windows)))
     return 0
 
 
@@ -101,7 +110,7 @@ def show(facts: dict[str, Any], *, as_json: bool) -> None:
             text = f"shortest {value[0]:,}, median {value[1]:,}, longest {value[2]:,}"
         elif isinstance(value, list):
             text = ", ".join(map(str, value)) or "none"
-        print(f"{name.replace('_', ' '):<{width}}{text}")
+        print(f"{printable(name).replace('_', ' '):<{width}}{printable(str(text))}")
 
 
 def _three(value: Any) -> bool:

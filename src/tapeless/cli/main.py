@@ -5,15 +5,18 @@ import argparse
 import logging
 import os
 import sys
-from contextlib import nullcontext
+from contextlib import ExitStack
 from importlib import import_module
 
 import tapeless
 from tapeless.cli.parser import Parser
 from tapeless.errors import TapelessError
+from tapeless.output import command_output, complain, open_closed_streams
 from tapeless.progress import busy, erase, shown
 from tapeless.start import freeze_imports, print_any_character, raise_gc_threshold
+from tapeless.text import printable
 from tapeless.training.phases import Phases, process_age
+from tapeless.training.signals import Interrupted, StopSignals, acknowledging
 
 # In the order of --help. Each is the module of this name, with _ for -, except for those in MODULES.
 COMMANDS = ["train", "presets", "estimate", "generate", "chat", "eval", "lm-eval", "report", "data", "tokenizer"]
@@ -61,43 +64,73 @@ class StderrHandler(logging.StreamHandler):
         super().emit(record)
 
 
+class OneLine(logging.Formatter):
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        return printable(record.getMessage())
+
+
 def main(argv: list[str] | None = None) -> int:
+    if argv is not None:
+        return run(argv, 0.0)
     # A waiting OpenMP thread spins before it sleeps, and on a busy machine it slows the thread it waits for. With a shorter
     # spin (GNU's OpenMP reads it when torch is loaded) a step takes 35 ms instead of 36 on two free cores, 260 instead of 800
     # with one of them busy; without any spinning 64 and 95.
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "10000")
-    age = 0.0
-    if argv is None:  # this process runs only the command
-        raise_gc_threshold()
-        print_any_character()
-        age = process_age()
+    raise_gc_threshold()
+    open_closed_streams()
+    print_any_character()
+    with acknowledging():
+        return run(None, process_age())
+
+
+def run(argv: list[str] | None, age: float) -> int:
+    """argv: None for a process that runs only this command."""
     args = argparse.Namespace(debug="--debug" in (sys.argv[1:] if argv is None else argv), phases=Phases(age))
     try:
-        load_plugins(argv)
-        build_parser().parse_args(argv, args)
-        level = logging.INFO if args.verbose else logging.WARNING
-        logging.basicConfig(level=level, format="%(message)s", handlers=[StderrHandler()])
-        with shown(silent=age) if argv is None else nullcontext(), busy(args.waiting) if "waiting" in args else nullcontext():
-            return args.run(args)
+        with ExitStack() as stack:
+            if argv is None:
+                stack.enter_context(StopSignals(raises=True, says="stopping"))
+                stack.enter_context(command_output())
+            return _run(argv, args, stack, age)
     except TapelessError as error:
         if args.debug:
             raise
-        print(f"error[{error.code}]: {error}", file=sys.stderr)
+        complain(f"error[{error.code}]: {printable(str(error))}")
         return error.exit_status
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return 130
+    except (KeyboardInterrupt, Interrupted):
+        complain("interrupted")
+        return getattr(args, "interrupted", 130)
     except BrokenPipeError:  # the reader of the output, such as `head`, has ended
-        sys.stderr.close()
         return getattr(args, "status", 0)  # the command's status so far
+    except OSError as error:  # of the operating system, about a file
+        if args.debug:
+            raise
+        where = f"{error.filename}: " if error.filename else ""
+        complain(f"error[FAILED]: {printable(f'{where}{error.strerror or error}')}")
+        return 1
     except Exception as error:
         if args.debug:
             raise
-        print(f"error[INTERNAL]: {type(error).__name__}: {error}; run `tapeless --debug …` for the traceback", file=sys.stderr)
+        text = printable(f"{type(error).__name__}: {error}")
+        complain(f"error[INTERNAL]: {text}; run `tapeless --debug …` for the traceback")
         return 1
     finally:
         freeze_imports()
+
+
+def _run(argv: list[str] | None, args: argparse.Namespace, stack: ExitStack, age: float) -> int:
+    load_plugins(argv)
+    build_parser().parse_args(argv, args)
+    handler = StderrHandler()
+    handler.setFormatter(OneLine())
+    logging.basicConfig(level=logging.INFO if args.verbose else logging.WARNING, handlers=[handler])
+    if argv is None:
+        stack.enter_context(shown(silent=age))
+    if "waiting" in args:
+        stack.enter_context(busy(args.waiting))
+    status: int = args.run(args)
+    return status
 
 
 if __name__ == "__main__":

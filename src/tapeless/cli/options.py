@@ -27,6 +27,7 @@ from tapeless.config import (
 from tapeless.config.other_names import accepted
 from tapeless.errors import ConfigError, UsageError
 from tapeless.progress import erase
+from tapeless.text import printable
 from tapeless.training.unused_options import refuse_unused
 
 # Titles in --help-all for the fields of TrainConfig, by the first field of each group.
@@ -47,7 +48,7 @@ def say(text: str) -> None:
 
 
 def warn(text: str) -> None:
-    say(f"warning: {text}")
+    say(f"warning: {printable(text)}")
 
 
 class Chosen(NamedTuple):

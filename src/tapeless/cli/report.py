@@ -23,13 +23,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from tapeless.report.history import RunHistory
     from tapeless.report.page import write_page
+    from tapeless.training.metrics_log import as_written
     from tapeless.training.run_dir import RunDir
 
     runs = [RunDir.open(path) for path in args.run_dirs]
     out = args.out or (runs[0].report if len(runs) == 1 else Path("report.html"))
     if out.is_dir():
         raise UsageError(f"--out {out} is a directory; name the file, such as {out / 'report.html'}")
-    write_page(out, [RunHistory.read(run) for run in runs], names(args.run_dirs))
+    histories = [RunHistory.read(run) for run in runs]
+    with as_written(" or ".join(str(run.metrics) for run in runs)):
+        write_page(out, histories, names(args.run_dirs))
     print(f"{out}   {out.stat().st_size / 1000:,.0f} kB")
     return 0
 

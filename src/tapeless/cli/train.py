@@ -60,6 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     info = actions.add_parser("info", help="show the configuration and progress of a run", description=words)
     add_run_argument(info)
     info.set_defaults(waiting=LOADING)
+    resume.set_defaults(interrupted=STATUS["stopped"])  # before its first step
     words = "Compare everything in the directory of a run with what it recorded, and with --replay its computation too."
     verify = actions.add_parser("verify", help="check every file of a run, and that its steps repeat", description=words)
     add_run_argument(verify)

@@ -50,7 +50,8 @@ def check_range(name: str, value: Any, ge: int | None = None, gt: int | None = N
         expected = f"in [{ge}, {lt})" if lt < INFINITY else f"at least {ge}" if ge else "0 or more"
         require(ge <= value < lt, name, expected, value)
     if gt is not None:
-        require(gt < value < lt, name, f"above {gt}", value)
+        expected = f"above {gt}" + (f", below {lt}" if lt < INFINITY else "")
+        require(gt < value < lt, name, expected, value)
 
 
 def check_fields(config: Any) -> None:
@@ -65,6 +66,8 @@ def check_fields(config: Any) -> None:
         elif type(value) not in allowed:
             names = " or ".join("nothing" if t is type(None) else getattr(t, "__name__", str(t)) for t in allowed)
             raise WRONG_TYPE(name=f.name, expected=names, got=value)
+        if isinstance(value, str):
+            _require_unicode(f.name, value)
         if type(value) is int and not abs(value) < MAX_INT:
             raise OUT_OF_RANGE(name=f.name, expected="below 2^63", got=value)
         if value is not None:
@@ -72,6 +75,14 @@ def check_fields(config: Any) -> None:
         choices = f.metadata["choices"]
         if choices and value not in choices:
             raise ConfigError(f"{f.name} is {value!r}; {nearest(value, choices)}")
+
+
+def _require_unicode(name: str, value: str) -> None:
+    """A file name may be any bytes; Python has those that are not UTF-8 as halves of surrogate pairs."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise ConfigError(f"{name} {value!r} is not valid Unicode, and config.toml is a text file; rename it") from None
 
 
 def nearest(word: str, valid: Iterable[str]) -> str:

@@ -8,6 +8,8 @@ from tapeless.config.blocks import DEFAULT_BLOCKS, Pattern, parse_blocks
 from tapeless.config.fields import INFINITY, check_fields, option, require
 from tapeless.errors import INDIVISIBLE, ConfigError
 
+MOST_LAYERS = 10_000  # what counts parameters or memory takes time for each
+
 
 @dataclass(frozen=True)
 class ModelConfig:
@@ -20,7 +22,7 @@ class ModelConfig:
         common=True,
     )
     hidden_dim: int = option(128, "width of the residual stream [C]", ge=1, common=True)
-    num_layers: int = option(4, "number of blocks [L]", ge=1, common=True)
+    num_layers: int = option(4, "number of blocks [L]", ge=1, lt=MOST_LAYERS, common=True)
     blocks: str = option(
         DEFAULT_BLOCKS,
         "sublayers of a block; / separates layers that differ, and the pattern repeats: attn+ffn/shift+ffn",
@@ -31,7 +33,7 @@ class ModelConfig:
     intermediate_dim: int = option(344, "width of the feed-forward layer [F]", ge=1)
     max_seq_len: int = option(128, "longest sequence [T]", ge=1, common=True)
     norm: str = option("rms", "kind of norm", ("rms", "layer"))
-    norm_eps: float = option(1e-5, "added to the mean square inside every norm", gt=0)
+    norm_eps: float = option(1e-5, "added to the mean square inside every norm", gt=0, lt=1)
     norm_bias: bool = option(False, "LayerNorm with a bias")
     norm_placement: str = option("pre", "norm before each sublayer, or after its residual addition", ("pre", "post"))
     position: str = option("rope", "position encoding", ("rope", "learned", "none"))
@@ -81,7 +83,7 @@ class SimpleLMConfig:
     vocab_size: int = option(256, "tokens in the vocabulary [V]", ge=1)
     hidden_dim: int = option(64, "width of the embedding [C]", ge=1)
     intermediate_dim: int = option(256, "width of the hidden layer [F]", ge=1)
-    norm_eps: float = option(1e-5, "added to the variance inside the norm", gt=0)
+    norm_eps: float = option(1e-5, "added to the variance inside the norm", gt=0, lt=1)
 
     def __post_init__(self) -> None:
         check_fields(self)

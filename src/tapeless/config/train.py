@@ -108,7 +108,7 @@ class TrainConfig:
     keep_every: int = option(0, "also keep checkpoints at multiples of this many steps; 0: none", ge=0)
     log_every: int = option(10, "steps between console lines; metrics.jsonl has every step", ge=1)
     sample_every: int = option(500, "steps between samples; 0: only at the end", ge=0)
-    sample_tokens: int = option(100, "tokens per sample", ge=0)
+    sample_tokens: int = option(100, "tokens per sample", ge=0, lt=10**6)
     sample_prompt: str = option("", "prompt of samples; default: the first token of the validation part")
     sample_temperature: float = option(0.8, "sampling temperature; 0: greedy", ge=0)
     layer_stats_every: int = option(

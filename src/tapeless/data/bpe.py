@@ -8,24 +8,28 @@ merges 4 MB per second on one core; Python's own regular expression and a dictio
 not split further, so the package's ids for it are valid in any text. What counts as a letter or digit beyond ASCII depends on
 the version of Unicode, and added tokens that are not special have rules of their own: lines and texts with any of those are
 left to the package. Special ones are never found in a text.
-Tested by: tests/data/test_tokenizer.py, tests/data/test_word_cache.py."""
+A tokenizer.json of any other form runs in a process with limits (worker.py).
+Tested by: tests/data/test_tokenizer.py, tests/data/test_word_cache.py, tests/data/test_guarded_tokenizer.py."""
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import groupby
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import lru_cache
+from itertools import count, groupby
 from typing import Any
 
 import numpy as np
 
 from tapeless.data.packages import require_package
 from tapeless.data.tokenizer import SPECIAL, StreamDecoder, Tokenizer, byte_symbols, utf8
+from tapeless.data.worker import BYTES_PER_SECOND, Limits, Worker
 from tapeless.errors import DataError
 
 BYTES, DEFAULT_SIZE = 256, 4096  # ids of a new BPE: the least, and if none are asked for
 MAX_IDS = 1 << 22  # the table has an entry for each: a stray id of four billion must not allocate one
 WORD = re.compile(r"'(?:[stmd]|re|ve|ll)| ?[A-Za-z]+| ?[0-9]+| ?[^\sA-Za-z0-9]+|\s+(?!\S)|\s+", re.ASCII)
 LINE = re.compile(r"(?<=\S)(?=\n)")  # no word spans the end of a line after a visible character
+MAX_STREAMS, STREAMS = 4096, count()
 CACHED_WORDS, CACHED_LENGTH = 1 << 16, 64  # at most, in words and characters of one: about 9 MB with words of 12
 
 
@@ -88,6 +92,94 @@ class BpeTokenizer(Tokenizer):
 
     def stream(self) -> StreamDecoder:
         return super().stream() if self.byte_level else BackendStream(self)
+
+
+class GuardedTokenizer(Tokenizer):
+    """A BpeTokenizer in a process of its own, with limits of time and memory."""
+
+    kind, guarded = BpeTokenizer.kind, True
+
+    def __init__(self, spec: dict[str, Any], where: str):
+        tokenizers_package()  # whose absence is an error of this process
+        self.worker = _shared_worker(json.dumps(spec), where)
+        facts, *table = self.worker.ask(b"table")
+        about = json.loads(facts)
+        super().__init__(table, spec, about["special"])
+        self.byte_level = about["byte_level"]
+
+    def encode(self, text: str) -> np.ndarray:  # (n,) int64
+        return self._ids(b"encode", [text])[0]
+
+    def encode_prompt(self, text: str) -> np.ndarray:  # (n,) int64
+        return self._ids(b"encode_prompt", [text])[0]
+
+    def encode_all(self, texts: Sequence[str]) -> list[np.ndarray]:  # (n,) int64 each
+        return self._ids(b"encode", texts)
+
+    def _ids(self, method: bytes, texts: Sequence[str]) -> list[np.ndarray]:  # (n,) int64 each
+        parts = [utf8(text) for text in texts]
+        found = self.worker.ask(method, *parts, seconds=sum(map(len, parts)) / BYTES_PER_SECOND)
+        return [np.frombuffer(ids, np.int64) for ids in found]
+
+    def decode_bytes(self, ids: Iterable[int]) -> bytes:
+        if self.byte_level:
+            return super().decode_bytes(ids)
+        packed = np.fromiter(map(int, ids), np.int64)
+        return self.worker.ask(b"decode", packed.tobytes(), seconds=len(packed) / BYTES_PER_SECOND)[0]
+
+    def stream(self) -> StreamDecoder:
+        return super().stream() if self.byte_level else GuardedStream(self)
+
+
+class GuardedStream(StreamDecoder):
+    """A BackendStream in the tokenizer's process."""
+
+    def __init__(self, tokenizer: GuardedTokenizer):
+        super().__init__(tokenizer)
+        self._worker, self._name = tokenizer.worker, str(next(STREAMS)).encode()
+
+    def push(self, token: int) -> str:
+        return self._worker.ask(b"step", self._name, str(int(token)).encode())[0].decode()
+
+
+@lru_cache(maxsize=4)  # a command loads the tokenizer of a run more than once
+def _shared_worker(spec: str, where: str) -> Worker:
+    return Worker("tapeless.data.bpe:answers", spec.encode(), where.encode(), what=f"the tokenizer {where}", limits=Limits())
+
+
+def answers(spec: bytes, where: bytes) -> Callable[..., Iterable[bytes]]:
+    """The side of a GuardedTokenizer's process."""
+    tokenizer = BpeTokenizer(json.loads(spec), where.decode())
+    streams: dict[bytes, StreamDecoder] = {}
+
+    def answer(method: bytes, *parts: bytes) -> Iterable[bytes]:
+        if method == b"table":
+            return [json.dumps({"special": tokenizer.special, "byte_level": tokenizer.byte_level}).encode(), *tokenizer.table]
+        if method == b"decode":
+            return [tokenizer.decode_bytes(np.frombuffer(parts[0], np.int64).tolist())]
+        if method == b"step":
+            name, token = parts
+            if name not in streams and len(streams) >= MAX_STREAMS:
+                del streams[next(iter(streams))]
+            return [streams.setdefault(name, tokenizer.stream()).push(int(token)).encode()]
+        texts = [part.decode() for part in parts]
+        found = tokenizer.encode_all(texts) if method == b"encode" else map(tokenizer.encode_prompt, texts)
+        return [ids.tobytes() for ids in found]
+
+    return answer
+
+
+def is_plain(spec: dict[str, Any]) -> bool:
+    """Whether a tokenizer.json has only parts whose time and memory are in proportion to the text, whatever the file says, as
+    those trained here and GPT-2's have. Patterns can backtrack, and replacements and decoders can multiply a text."""
+
+    def has(name: str, *kinds: str) -> bool:
+        part = spec.get(name)
+        return part is None or (isinstance(part, dict) and part.get("type") in kinds)
+
+    form = has("normalizer", "NFC", "NFD", "NFKC", "NFKD") and has("post_processor", "ByteLevel")
+    whole = spec.get("pre_tokenizer") is not None and spec.get("decoder") is not None
+    return whole and form and has("pre_tokenizer", "ByteLevel") and has("decoder", "ByteLevel") and has("model", "BPE")
 
 
 def _check_merges(model: dict[str, Any], where: str) -> None:

@@ -1,7 +1,7 @@
 """Chat formats: a conversation as text, by a Jinja template as Hugging Face has them, and as tokens.
 
 The default is ChatML, or lines of `role: content` for a tokenizer without its special tokens. An imported model has a template
-of its own, which is untrusted: Jinja's sandbox renders it, within limits of time and size.
+of its own, which is untrusted: Jinja's sandbox renders it, in a process with limits of time and memory.
 
 A message that contains the name of a special token must not become that token. So each such name is replaced by a character
 that occurs nowhere else, the template is rendered, special tokens are found, and the names are put back as plain text.
@@ -12,9 +12,9 @@ Tested by: tests/data/test_chat_format.py."""
 
 import json
 import re
-import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,6 +22,7 @@ import numpy as np
 
 from tapeless.data.files import atomic_write
 from tapeless.data.tokenizer import MESSAGE_END, MESSAGE_START, Tokenizer
+from tapeless.data.worker import Limits, Worker
 from tapeless.errors import DataError
 
 CHATML = (
@@ -76,7 +77,7 @@ class ChatFormat:
             "eos_token": names.get(-1 if first_eos is None else first_eos, ""),
         }
         self._special = re.compile("|".join(map(re.escape, sorted(names.values(), key=len, reverse=True))) or r"(?!)")
-        self._template = compile_template(self.template)
+        self._renderer = renderer(self.template)
         end = [first_eos] if first_eos is not None else tokenizer.encode("\n").tolist()
         self.text_end = np.array(end, np.int64)  # (n,) after a text that is no conversation: the end of text, or of a line
         self.answer_end = self._answer_end()  # (n,)
@@ -165,7 +166,7 @@ class ChatFormat:
 
     def _render(self, messages: list[dict[str, str]], answer: bool) -> str:
         variables = {"messages": messages, "add_generation_prompt": answer, "tools": None, **self._variables}
-        return limited(lambda: self._template.generate(**variables))
+        return self._renderer(variables)
 
 
 def write_template(folder: Path, template: str) -> None:
@@ -222,27 +223,37 @@ def compile_template(source: str) -> Any:  # jinja2.Template
         raise DataError(f"the chat template is not valid Jinja: {str(error)[:200]!r}") from None
 
 
-def limited(render: Callable[[], Any]) -> str:
-    """The text that a template generates, unless it takes too long or becomes too large."""
-    deadline, before = time.monotonic() + MAX_SECONDS, sys.gettrace()
+def answers(source: bytes) -> Callable[..., list[bytes]]:
+    """Of a process that renders one template."""
+    template = compile_template(source.decode())
 
-    def trace(frame: Any, event: str, argument: Any) -> Any:
-        if time.monotonic() > deadline:
-            raise DataError(f"the chat template took more than {MAX_SECONDS:g} s for one conversation")
-        return trace
+    def answer(variables: bytes) -> list[bytes]:
+        return [limited(template, json.loads(variables)).encode()]
 
+    return answer
+
+
+def limited(template: Any, variables: dict[str, Any]) -> str:  # jinja2.Template
+    """The text that a template generates, unless it becomes too large."""
     pieces, size = [], 0
-    sys.settrace(trace)
     try:
-        for piece in render():
+        for piece in template.generate(**variables):
             pieces.append(piece)
             size += len(piece)
             if size > MAX_TEXT:
                 raise DataError(f"the chat template wrote more than {MAX_TEXT:,} characters for one conversation")
-    except DataError:
+    except (DataError, MemoryError):
         raise
     except Exception as error:  # anything that an expression of a template can raise
         raise DataError(f"the chat template cannot render this conversation: {str(error)[:200]!r}") from None
-    finally:
-        sys.settrace(before)
     return "".join(pieces)
+
+
+@lru_cache(maxsize=4)
+def renderer(source: str) -> Callable[[dict[str, Any]], str]:
+    """What renders a template. One of unknown origin is compiled and rendered in a process with limits: the sandbox keeps it
+    from this machine's files, not from its time and memory."""
+    if source in (CHATML, PLAIN):
+        return partial(limited, compile_template(source))
+    worker = Worker("tapeless.data.chat:answers", source.encode(), what="the chat template", limits=Limits(MAX_SECONDS))
+    return lambda variables: worker.ask(json.dumps(variables).encode())[0].decode()

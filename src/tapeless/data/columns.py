@@ -6,15 +6,20 @@ Tested by: tests/data/test_columns.py."""
 
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 from tapeless.data.packages import require_package
-from tapeless.errors import BAD_RECORD, NO_COLUMN, NOT_WHOLE, DataError
+from tapeless.data.read import RATIO, unpacked_limit
+from tapeless.data.worker import Limits, Worker
+from tapeless.errors import BAD_RECORD, EXPANDS, NO_COLUMN, NOT_WHOLE, DataError
 
 BY_NAME = "hf:"
 ROWS = 1000  # at a time
+BATCH = 1 << 22  # bytes of text in an answer
+SECONDS, MEMORY = 60.0, 2 << 30  # for the next texts; besides four times the size of the file
 
 
 def is_dataset(path: str) -> bool:
@@ -30,6 +35,42 @@ def dataset_texts(path: str, field: str) -> Iterator[str]:
 
 
 def parquet_texts(path: Path, field: str) -> Iterator[str]:
+    return _guarded_texts("parquet", path, field)
+
+
+def _guarded_texts(form: str, path: Path, field: str) -> Iterator[str]:
+    """The texts of a file that pyarrow reads, in a process with limits: a page of a megabyte may unpack to any size, and a
+    damaged file may end the process that reads it."""
+    require_package("pyarrow", path)
+    limits = Limits(SECONDS, memory=MEMORY + 4 * path.stat().st_size)
+    arguments = form.encode(), os.fsencode(path), field.encode()
+    with closing(Worker("tapeless.data.columns:answers", *arguments, what=str(path), limits=limits)) as worker:
+        size, most = 0, unpacked_limit(path, packed=True)
+        while texts := worker.ask():
+            yield from (text.decode() for text in texts)
+            size += sum(map(len, texts))
+            if size > most:
+                raise EXPANDS(path=path, size=size >> 20, ratio=RATIO)
+
+
+def answers(form: bytes, path: bytes, field: bytes) -> Callable[[], list[bytes]]:
+    """Of the process that reads a file: the next texts; none at its end."""
+    texts = FORMS[form.decode()](Path(os.fsdecode(path)), field.decode())
+
+    def answer() -> list[bytes]:
+        found: list[bytes] = []
+        size = 0
+        for text in texts:
+            found.append(text.encode())
+            size += len(found[-1])
+            if size >= BATCH:
+                break
+        return found
+
+    return answer
+
+
+def _parquet_texts(path: Path, field: str) -> Iterator[str]:
     arrow = require_package("pyarrow", path)
     import pyarrow.parquet as parquet
 
@@ -39,7 +80,7 @@ def parquet_texts(path: Path, field: str) -> Iterator[str]:
             batches = file.iter_batches(batch_size=ROWS, columns=[field])
             yield from _texts(path, field, (value for batch in batches for value in batch.column(0).to_pylist()))
     except (arrow.ArrowException, OSError) as error:
-        raise NOT_WHOLE(path=path, form="Parquet", reason=str(error).splitlines()[0]) from None
+        raise NOT_WHOLE(path=path, form="Parquet", reason=_first_line(error)) from None
 
 
 def _saved_texts(folder: Path, field: str) -> Iterator[str]:
@@ -48,17 +89,20 @@ def _saved_texts(folder: Path, field: str) -> Iterator[str]:
         raise DataError(
             f"{folder}: holds the splits {', '.join(splits)}; give one, such as {folder / splits[0]}, and another as --val-path"
         )
-    arrow = require_package("pyarrow", folder)
+    for entry in json.loads((folder / "state.json").read_text(encoding="utf-8"))["_data_files"]:
+        yield from _guarded_texts("arrow", folder / Path(entry["filename"]).name, field)  # only a file next to state.json
+
+
+def _arrow_texts(path: Path, field: str) -> Iterator[str]:
+    arrow = require_package("pyarrow", path)
     import pyarrow.ipc as ipc
 
-    for entry in json.loads((folder / "state.json").read_text(encoding="utf-8"))["_data_files"]:
-        path = folder / Path(entry["filename"]).name  # the name alone: only a file next to state.json
-        try:
-            with arrow.memory_map(str(path)) as file, ipc.open_stream(file) as reader:
-                _check_column(path, field, reader.schema.names)
-                yield from _texts(path, field, (value for batch in reader for value in batch.column(field).to_pylist()))
-        except (arrow.ArrowException, OSError) as error:
-            raise NOT_WHOLE(path=path, form="Arrow", reason=str(error).splitlines()[0]) from None
+    try:
+        with arrow.memory_map(str(path)) as file, ipc.open_stream(file) as reader:
+            _check_column(path, field, reader.schema.names)
+            yield from _texts(path, field, (value for batch in reader for value in batch.column(field).to_pylist()))
+    except (arrow.ArrowException, OSError) as error:
+        raise NOT_WHOLE(path=path, form="Arrow", reason=_first_line(error)) from None
 
 
 def _named_texts(path: str, field: str) -> Iterator[str]:
@@ -83,3 +127,10 @@ def _texts(path: Path | str, field: str, values: Iterable[Any]) -> Iterator[str]
             got = "nothing" if value is None else type(value).__name__
             raise BAD_RECORD(path=path, line=f"row {number}", field=field, got=got)
         yield value
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+FORMS: dict[str, Callable[[Path, str], Iterator[str]]] = {"parquet": _parquet_texts, "arrow": _arrow_texts}

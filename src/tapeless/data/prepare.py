@@ -423,12 +423,12 @@ def read_record(folder: Path) -> dict[str, Any]:
     try:
         record = json.loads((folder / "data.json").read_text(encoding="utf-8"))
         version, whole = record["format_version"], all(isinstance(record[name], kind) for name, kind in RECORD.items())
-        whole = whole and record["synthetic"] in (None, *SOURCES)
+        whole = whole and record["synthetic"] in (None, *SOURCES) and 0 < float(record["bytes_per_token"]) < float("inf")
     except (FileNotFoundError, NotADirectoryError):
         raise DataError(f"{folder}: no prepared data here: data.json is missing; first: tapeless data prepare") from None
     except OSError as error:
         raise UNREADABLE(path=folder / "data.json", reason=error.strerror) from None
-    except (ValueError, KeyError, TypeError, RecursionError):
+    except (ValueError, KeyError, TypeError, RecursionError, OverflowError):
         version, whole = FORMAT_VERSION, False
     if version != FORMAT_VERSION:
         raise DataError(f"{folder / 'data.json'}: format {version}, this tapeless reads {FORMAT_VERSION}; use a newer tapeless")

@@ -16,6 +16,7 @@ import zlib
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -26,6 +27,8 @@ from tapeless.data.packages import require_package
 from tapeless.errors import (
     BAD_RECORD,
     BINARY_FILE,
+    EXPANDS,
+    LONG_LINE,
     NO_FILES,
     NO_SUCH_PATH,
     NO_TEXT_FIELD,
@@ -44,6 +47,8 @@ PROSE = {".txt", ".text", ".md", ".markdown", ".rst", ".org", ".tex", ".log", ".
 CODE = {".py", ".pyi", ".c", ".h", ".cc", ".cpp", ".hpp", ".rs", ".go", ".zig", ".java", ".kt", ".js", ".ts", ".lua", ".rb"}
 CODE |= {".sh", ".sql", ".toml", ".yaml", ".yml", ".ini", ".cfg"}
 BLOCK = 1 << 20  # bytes read at a time
+MAX_LINE = 1 << 26  # bytes of a record
+RATIO, UNPACKED = 200, 1 << 28  # times the size of a packed file, and bytes that any may have; text is a tenth of that
 
 
 def read_chunks(path: str, field: str = "text") -> Iterator[Chunk]:
@@ -130,15 +135,21 @@ def _open_zstandard(path: Path, mode: str) -> Iterator[IO[bytes]]:
         raise NOT_WHOLE(path=path, form="zstandard", reason=error) from None
 
 
+def unpacked_limit(path: Path, *, packed: bool = False) -> float:
+    """Bytes that a file may unpack to: a megabyte of zeros is a kilobyte, and would fill the disk with tokens."""
+    return RATIO * path.stat().st_size + UNPACKED if packed or path.suffix.lower() in PACKED else float("inf")
+
+
 def read_text(path: Path) -> Iterator[Chunk]:
     """One document; a file of 0 bytes has none."""
     with opened(path) as file:
         first = file.read(BLOCK)
         if first:
-            yield from document_chunks(_decoded(first, file, str(path)))
+            yield from document_chunks(_decoded(first, file, path))
 
 
-def _decoded(block: bytes, file: IO[bytes], where: str) -> Iterator[str]:
+def _decoded(block: bytes, file: IO[bytes], path: Path) -> Iterator[str]:
+    where, most = str(path), unpacked_limit(path)
     offset, held = _after_mark(block, where), b""
     block = block[offset:]
     while block:
@@ -147,6 +158,8 @@ def _decoded(block: bytes, file: IO[bytes], where: str) -> Iterator[str]:
         text, used = decode(held, where, offset, final=not block)
         yield text
         held, offset = held[used:], offset + used
+        if offset > most:
+            raise EXPANDS(path=where, size=offset >> 20, ratio=RATIO)
 
 
 def _after_mark(head: bytes, where: str) -> int:
@@ -193,7 +206,7 @@ def first_object(path: Path) -> dict[str, Any]:
 def read_records(path: Path, field: str) -> Iterator[tuple[int, Any]]:
     """The values of a JSONL file with their line numbers, or those of a JSON list with their positions. field: named in
     errors."""
-    where, offset = str(path), 0
+    where, offset, most = str(path), 0, unpacked_limit(path)
     if suffix_of(path) == LIST:
         with opened(path) as file:
             content = file.read()
@@ -202,7 +215,11 @@ def read_records(path: Path, field: str) -> Iterator[tuple[int, Any]]:
         yield from enumerate(records if isinstance(records, list) else [records], 1)
         return
     with opened(path) as file:
-        for number, line in enumerate(file, 1):
+        for number, line in enumerate(iter(partial(file.readline, MAX_LINE + 1), b""), 1):
+            if len(line) > MAX_LINE:
+                raise LONG_LINE(path=where, line=number, most=MAX_LINE >> 20)
+            if offset > most:
+                raise EXPANDS(path=where, size=offset >> 20, ratio=RATIO)
             skipped = _after_mark(line, where) if number == 1 else 0
             text, _ = decode(line[skipped:], where, offset + skipped)
             offset += len(line)
@@ -216,6 +233,8 @@ def _parsed(text: str, where: str, line: int, field: str) -> Any:
         return json.loads(text)
     except json.JSONDecodeError as error:
         raise NOT_JSON(path=where, line=line + error.lineno - 1, reason=f"{error.msg} at column {error.colno}") from None
+    except ValueError as error:  # an integer of thousands of digits
+        raise NOT_JSON(path=where, line=line, reason=str(error).partition(";")[0]) from None
     except RecursionError:
         raise BAD_RECORD(path=where, line=line, field=field, got="one that is nested too deeply") from None
 

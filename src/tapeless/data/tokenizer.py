@@ -35,6 +35,7 @@ class Tokenizer(ABC):
     """What all kinds share: a table of the bytes of each id, and the tokenizer.json that describes it."""
 
     kind: str
+    guarded = False  # whether it runs in a process of its own, with limits (worker.py)
 
     def __init__(self, table: list[bytes], spec: dict[str, Any], special: dict[str, int]):
         self.table = table
@@ -179,7 +180,8 @@ def make_tokenizer(kind: str, texts: Iterable[str], vocab_size: int | None) -> T
     return load_tokenizer(Path(kind))
 
 
-def load_tokenizer(path: Path) -> Tokenizer:
+def load_tokenizer(path: Path, *, guarded: bool = False) -> Tokenizer:
+    """guarded: this process has limits already."""
     try:
         spec = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -192,10 +194,10 @@ def load_tokenizer(path: Path) -> Tokenizer:
         if isinstance(error, UnicodeDecodeError) and is_pickle(error.object):
             raise PICKLE(path=path, expected="a tokenizer.json") from None
         raise DataError(f"{path}: not a tokenizer.json: {error}") from None
-    return tokenizer_of(spec, str(path))
+    return tokenizer_of(spec, str(path), guarded=guarded)
 
 
-def tokenizer_of(spec: Any, where: str) -> Tokenizer:
+def tokenizer_of(spec: Any, where: str, *, guarded: bool = False) -> Tokenizer:
     """From the content of a tokenizer.json."""
     if not isinstance(spec, dict) or not isinstance(spec.get("model"), dict):
         raise DataError(f"{where}: not a tokenizer.json: it has no `model`")
@@ -207,6 +209,6 @@ def tokenizer_of(spec: Any, where: str) -> Tokenizer:
         by_character = CharTokenizer(vocab, chat=chat)
         if spec == by_character.spec:
             return by_character
-    from tapeless.data.bpe import BpeTokenizer
+    from tapeless.data.bpe import BpeTokenizer, GuardedTokenizer, is_plain
 
-    return BpeTokenizer(spec, where)
+    return BpeTokenizer(spec, where) if guarded or is_plain(spec) else GuardedTokenizer(spec, where)

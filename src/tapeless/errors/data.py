@@ -87,6 +87,18 @@ NOT_JSON = Known(
     "a line of a `.jsonl` file that is not one JSON value, or a damaged list of records in a `.json`",
     "fix or remove the line",
 )
+LONG_LINE = Known(
+    DataError,
+    "{path}:{line}: a line of more than {most} MB",
+    "a `.jsonl` file whose record is as large as a library, or a file of one line that is no JSONL",
+    "give each document a line of its own, or name a text file .txt",
+)
+EXPANDS = Known(
+    DataError,
+    "{path}: unpacks to more than {size} MB, over {ratio} times its size",
+    "a packed file of almost nothing but repetitions, which would fill the disk",
+    "unpack it, look at what it holds, and give the unpacked file",
+)
 NO_TEXT_FIELD = Known(
     DataError,
     "{path}:{line}: no field `{field}`, got {got}",

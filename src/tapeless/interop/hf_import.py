@@ -15,7 +15,7 @@ from torch import Tensor
 
 from tapeless.config import ModelConfig
 from tapeless.data.chat import FILE as CHAT_TEMPLATE
-from tapeless.data.chat import compile_template
+from tapeless.data.chat import renderer
 from tapeless.data.tokenizer import Tokenizer, tokenizer_of
 from tapeless.errors import PICKLE, DataError, InputError, UntrustedFileError
 from tapeless.interop.families import family_named
@@ -161,7 +161,7 @@ def read_chat_template(folder: Path, notes: list[str]) -> str | None:
     try:
         if not isinstance(template, str):
             raise DataError("the chat template is not a text")
-        compile_template(template)
+        renderer(template)
     except DataError as error:
         notes.append(f"{error}; it is ignored")
         return None

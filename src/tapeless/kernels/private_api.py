@@ -47,6 +47,9 @@ PRIVATE_APIS = (
         for name in ("_scaled_dot_product_cudnn_attention", "_scaled_dot_product_flash_attention")
         for suffix in ("", "_backward")
     ),
+    PrivateAPI("numba.core.caching._Cache", "kernels/cpu/kernel_cache.py", "the reference ops"),
+    PrivateAPI("numba.core.compiler.CompileResult", "kernels/cpu/kernel_cache.py", "the reference ops"),
+    PrivateAPI("numba.core.serialize.dumps", "kernels/cpu/kernel_cache.py", "the reference ops"),
     PrivateAPI("numba.core.registry.cpu_target.target_context", "kernels/cpu/jit.py", "the reference ops"),
     PrivateAPI("numba.core.cgutils.for_range_slice", "kernels/cpu/rows.py", "the reference ops"),
     PrivateAPI("numba.core.cgutils.alloca_once", "kernels/cpu/rows.py", "the reference ops"),

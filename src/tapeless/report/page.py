@@ -19,8 +19,9 @@ from tapeless.data.files import atomic_write
 from tapeless.report.figures import Figure, figures
 from tapeless.report.history import RunHistory, plain
 from tapeless.report.metrics import METRICS, Metric
+from tapeless.text import readable
 from tapeless.training.run_time import activity_rows, startup_rows, verdict
-from tapeless.training.summary import count, model_text, optimizer_text, readable
+from tapeless.training.summary import count, model_text, optimizer_text
 
 HOME = Path(__file__).parent
 COLORS = 6  # of page.css

@@ -66,7 +66,7 @@ class CheckpointWriter:
             self._warned = True
             size = format_bytes(num_bytes(tensors))
             log.warning("no memory for a copy of the %s that a checkpoint holds: training waits while one is written", size)
-        self._jobs.append(self._thread.submit(self._write, copied or taken_now(tensors), dict(state), protect))
+        self._submit(self._write, copied or taken_now(tensors), dict(state), protect)
         if copied is None:
             self.wait()
 
@@ -79,7 +79,16 @@ class CheckpointWriter:
 
     def mark_best(self, step: int) -> None:
         """Point `best` to the checkpoint of a step, after it is written."""
-        self._jobs.append(self._thread.submit(self._mark_best, step))
+        self._submit(self._mark_best, step)
+
+    def _submit(self, act: Callable[..., Outcome], *args: Any) -> None:
+        try:
+            self._jobs.append(self._thread.submit(act, *args))
+        except RuntimeError:  # no more threads (`ulimit -u`): in this one
+            self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint-writer")
+            done: Future[Outcome] = Future()
+            done.set_result(act(*args))
+            self._jobs.append(done)
 
     def outcomes(self, *, wait: bool = False) -> Iterator[Outcome]:
         """Of what was finished since the last call, in order; with wait, of everything."""

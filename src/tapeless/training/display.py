@@ -21,10 +21,10 @@ from tapeless import progress
 from tapeless.data.baselines import Baselines
 from tapeless.errors import ConfigError
 from tapeless.plugins import required_plugins
-from tapeless.text import LABEL, WIDTH, Row, rows_text
+from tapeless.text import LABEL, WIDTH, Row, printable, readable, rows_text
 from tapeless.training.metrics_log import event_line
 from tapeless.training.resources import format_bytes, resident_bytes
-from tapeless.training.summary import command_lines, count, duration, introduction, named_losses, next_commands, readable
+from tapeless.training.summary import command_lines, count, duration, introduction, named_losses, next_commands
 from tapeless.training.trainer import Trainer
 
 if TYPE_CHECKING:
@@ -169,7 +169,7 @@ class Display:
         print(framed(event["text"], " " * 9 + "| ", WIDTH), flush=True)
 
     def warn(self, text: str) -> None:
-        print(f"warning: {text}", file=sys.stderr, flush=True)
+        print(f"warning: {printable(text)}", file=sys.stderr, flush=True)
 
     def close(self, run: Path | None, trainer: Trainer, ending: str) -> None:
         print()
@@ -319,7 +319,7 @@ class LiveDisplay(Display):
     def warn(self, text: str) -> None:
         from rich.text import Text
 
-        self.console.print(Text(f"warning: {text}", "yellow"))
+        self.console.print(Text(f"warning: {printable(text)}", "yellow"))
 
     def rows(self, rows: list[Row]) -> None:
         from rich.table import Table
@@ -329,7 +329,7 @@ class LiveDisplay(Display):
         grid.add_column(style="dim", min_width=LABEL - 1, no_wrap=True)
         grid.add_column()
         for label, text in rows:
-            grid.add_row(label, Text(text))
+            grid.add_row(label, Text(printable(text)))
         self.console.print(grid)
 
 

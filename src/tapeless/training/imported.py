@@ -60,15 +60,16 @@ def write_run(
         write_json(run.path / FILE, generation.settings())
         if chat_template is not None:
             write_template(run.path, chat_template)
+        write_json(run.env, environment(argv))
         train = TrainConfig(tokenizer=str(run.tokenizer), seq_len=min(config.max_seq_len, LONGEST_WINDOW))
         facts = {"tokenizer_hash": tokenizer.fingerprint} | file_facts(run.path)
         imported = RunConfig(config, train, facts, required_plugins(config, train))
-        write_run_config(run.config, imported)
-        write_json(run.env, environment(argv))
         counts = dict.fromkeys(("step", "tokens", "epoch", "sample_index"), 0)
         state = dict.fromkeys(STATE_FIELDS) | counts | {"seed": train.seed, "guard": {}, "world_size": 1}
         state["seal"] = config_seal(imported)
         save_checkpoint(run.checkpoints, params, {}, state)
+        write_run_config(run.config, imported)
+        run.complete()
     except BaseException:  # also Ctrl-C: an incomplete directory would block the next attempt
         shutil.rmtree(run.path)
         raise

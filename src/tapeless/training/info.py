@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from tapeless.config import KINDS, TrainConfig, checked
+from tapeless.data.locks import holder
 from tapeless.text import Row, rows_text
 from tapeless.training.checkpoint import checkpoints
 from tapeless.training.metrics_log import as_written, read_metrics
 from tapeless.training.rotation import named_step
 from tapeless.training.run_config import RunConfig, read_run_config, train_config
-from tapeless.training.run_dir import RunDir, holder
+from tapeless.training.run_dir import RunDir
 from tapeless.training.summary import command_lines, count, duration, model_text, next_commands, optimizer_text, try_command
 
 RECENT = 20  # steps in the mean of the last losses

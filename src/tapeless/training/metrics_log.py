@@ -41,7 +41,7 @@ def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
 
 
 @contextmanager
-def as_written(path: Path) -> Iterator[None]:
+def as_written(path: object) -> Iterator[None]:
     """Around code that reads fields of events: a missing or mistyped field means that the file is damaged."""
     try:
         yield
@@ -166,6 +166,11 @@ class MetricsLog:
             shutil.copyfile(self.path, copy)
         where = ", ".join(map(str, lines[:5])) + (" …" if len(lines) > 5 else "")
         self.on_warning(f"{self.path} is damaged: {len(lines)} lines cannot be read ({where}); a copy is {copy.name}")
+
+    def copy_to(self, folder: Path) -> None:
+        """With the lines that could not be written."""
+        with suppress(OSError):
+            (folder / self.path.name).write_bytes(self.path.read_bytes() + self._pending)
 
     def close(self) -> None:
         """Write what is still pending, or raise."""

@@ -161,9 +161,5 @@ def _toml(name: str, value: bool | int | float | str) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, str):
-        try:
-            value.encode()
-        except UnicodeEncodeError:
-            raise ConfigError(f"{name} {value!r} is not valid Unicode, and config.toml is a text file") from None
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # allowed in JSON, not in TOML
     return repr(value)

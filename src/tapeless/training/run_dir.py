@@ -3,27 +3,23 @@
     config.toml (run_config.py)   env.json   metrics.jsonl (metrics_log.py)   checkpoints/ (checkpoint.py)   lock
 Tested by: tests/train/test_run_dir.py."""
 
-import json
 import os
 import platform
 import shlex
 import socket
 import subprocess
-import sys
-import time
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import torch
 
-from tapeless.data.files import is_pickle, writing
-from tapeless.errors import NOT_A_RUN, PICKLE, RUN_LOCKED, RUN_NOT_EMPTY, ConfigError, LockedError
+from tapeless.data.files import is_pickle
+from tapeless.data.locks import UNFINISHED, RunLock, claim, finish
+from tapeless.errors import NOT_A_RUN, PICKLE, RUN_NOT_EMPTY, ConfigError, WriteError
 
 PACKAGES = ("tapeless", "torch", "numpy", "safetensors")
-LOCKED_BYTE = 1 << 20  # Windows makes locked bytes unreadable: lock one beyond the text
 
 
 def resume_command(run: Path, functions: Iterable[str] = (), **changes: object) -> str:
@@ -47,6 +43,8 @@ class RunDir:
         self.config, self.env, self.metrics = (self.path / name for name in ("config.toml", "env.json", "metrics.jsonl"))
         self.report, self.tokenizer = self.path / "report.html", self.path / "tokenizer.json"
         self.checkpoints, self.samples, self.lock = (self.path / name for name in ("checkpoints", "samples", "lock"))
+        self.elsewhere: Path | None = None  # where the last checkpoint is, if there was no room here
+        self._claim: RunLock | None = None
 
     @classmethod
     def create(cls, path: str | Path) -> "RunDir":
@@ -54,21 +52,32 @@ class RunDir:
         run = cls(path)
         try:
             run.path.mkdir(parents=True, exist_ok=True)
-            taken = next(run.path.iterdir(), None)
-            if taken is None:
+            run._claim = claim(run.path, run.config.name)
+            if run._claim is not None:
                 run.checkpoints.mkdir()
                 run.samples.mkdir()
+        except WriteError:
+            raise
         except OSError as error:
             raise ConfigError(f"out_dir {run.path} cannot be created: {error.strerror}") from None
-        if taken is not None:
-            raise RUN_NOT_EMPTY(path=run.path, holds=taken.name)
+        if run._claim is None:
+            raise RUN_NOT_EMPTY(path=run.path, holds=next(run.path.iterdir()).name)
         return run
+
+    def complete(self) -> None:
+        """A new run has everything that a resume needs."""
+        if self._claim is not None:
+            finish(self._claim)
 
     @classmethod
     def open(cls, path: str | Path) -> "RunDir":
         """The directory of an existing run."""
         run = cls(path)
         if not run.config.is_file():
+            if (run.path / UNFINISHED).exists():
+                raise ConfigError(
+                    f"{path} is incomplete: the command that makes it is running, or was cut off; repeat that command"
+                )
             if run.path.is_file() and _is_pickle(run.path):
                 raise PICKLE(path=run.path, expected="the directory of a run, whose weights are safetensors")
             raise NOT_A_RUN(path=run.path, such=_run_like(run.path))
@@ -85,86 +94,6 @@ def _run_like(path: Path) -> Path:
 def _is_pickle(path: Path) -> bool:
     with open(path, "rb") as file:
         return is_pickle(file.read(512))
-
-
-class RunLock:
-    """Held while a process writes to a run. The operating system releases it when the process ends for any reason, so a stale
-    lock is impossible; pid and host in the file are only for the error message."""
-
-    def __init__(self, path: Path):
-        self.path = path
-        with writing(path):
-            self._file: IO[bytes] = open(path, "a+b", buffering=0)  # noqa: SIM115  held for the life of the run
-        try:
-            _take(self._file)
-        except OSError as error:
-            self._file.seek(0)
-            holder = self._file.read().decode(errors="replace")
-            self._file.close()
-            if not isinstance(error, BlockingIOError | PermissionError):  # the errors of Unix and Windows for a held lock
-                raise LockedError(f"{path} cannot be locked: {error.strerror}; choose an out_dir on another disk") from None
-            raise RUN_LOCKED(path=path.parent, holder=_who(holder)) from None
-        with suppress(OSError):  # a full disk: the lock is held anyway
-            self._file.truncate(0)
-            self._file.write(json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode())
-
-    def release(self) -> None:
-        """The file stays: another process may have just opened it."""
-        if not self._file.closed:
-            with suppress(OSError):
-                self._file.truncate(0)
-            self._file.close()
-
-    def __enter__(self) -> "RunLock":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.release()
-
-
-def _take(file: IO[bytes]) -> None:
-    """Lock, or fail at the third attempt: holder() takes the lock for a moment."""
-    for _ in range(2):
-        try:
-            return _lock(file)
-        except (BlockingIOError, PermissionError):
-            time.sleep(0.05)
-    _lock(file)
-
-
-def holder(path: Path) -> str | None:
-    """Who holds a run's lock; None if no process does."""
-    try:
-        with open(path, "rb", buffering=0) as file:
-            try:
-                _lock(file)
-            except (BlockingIOError, PermissionError):
-                return _who(file.read().decode(errors="replace"))
-    except OSError:
-        pass  # a run that never started, or a file system without locks
-    return None
-
-
-if sys.platform == "win32":
-    import msvcrt
-
-    def _lock(file: IO[bytes]) -> None:
-        os.lseek(file.fileno(), LOCKED_BYTE, os.SEEK_SET)
-        msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
-
-else:
-    import fcntl
-
-    def _lock(file: IO[bytes]) -> None:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-
-
-def _who(holder: str) -> str:
-    try:
-        known = json.loads(holder)
-        return f"process {known['pid']} on {known['host']}"
-    except (ValueError, LookupError, TypeError):
-        return "another process"  # it has the lock but has not written its pid yet
 
 
 def environment(argv: Sequence[str]) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from tapeless.config import WEIGHTS, AnyModelConfig, SimpleLMConfig, TrainConfig
 from tapeless.data.chat import FILE as CHAT_TEMPLATE
 from tapeless.data.chat import read_template
 from tapeless.data.files import write_json
+from tapeless.data.locks import RunLock
 from tapeless.data.prepare import (
     Dataset,
     data_facts,
@@ -46,7 +47,7 @@ from tapeless.training.plan import resolve_seq_len
 from tapeless.training.process import default_device, limit_threads, usable_device
 from tapeless.training.rotation import remove_stale
 from tapeless.training.run_config import Change, RunConfig, check_resume, is_edited, read_run_config, write_run_config
-from tapeless.training.run_dir import RunDir, RunLock, environment
+from tapeless.training.run_dir import RunDir, environment
 from tapeless.training.seal import require_same_model, trained_with
 from tapeless.training.trainer import REPEATED, Listener, Trainer
 
@@ -109,8 +110,9 @@ def create_run(
             known |= _inherit(RunDir.open(train_config.init_from), run, adapters=train_config.lora is not None)
         known |= file_facts(run.path)
         config = RunConfig(model_config, train_config, known, required_plugins(model_config, train_config))
-        write_run_config(run.config, config)
         write_json(run.env, environment(argv))
+        write_run_config(run.config, config)
+        run.complete()
     except BaseException as error:  # also Ctrl-C: an incomplete directory would block the next attempt
         shutil.rmtree(run.path, ignore_errors=True)
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -205,7 +207,7 @@ class Recorder:
     def __init__(self, run: RunDir, *listeners: Listener, delayed: Iterable[Listener] = ()):
         self.run, self.listeners, self.delayed = run, list(listeners), list(delayed)
         self._waiting: list[dict[str, Any]] = []
-        self._delivered = 0.0
+        self._delivered, self._failed = 0.0, False
         self.lock = RunLock(run.lock)
         try:
             self.log = MetricsLog(run.metrics, on_warning=self._warn)
@@ -252,7 +254,12 @@ class Recorder:
         while self._waiting:
             event = self._waiting.pop(0)
             for listener in self.delayed:
-                listener(event)
+                try:
+                    listener(event)
+                except Exception as error:  # a display or a reporter; the run is worth more
+                    if not self._failed:
+                        self._failed = True
+                        log.warning("the display failed, %s: %s; training continues", type(error).__name__, error)
         self._delivered = time.perf_counter()
 
     def __enter__(self) -> "Recorder":
@@ -261,6 +268,8 @@ class Recorder:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         try:
             self._follow()
+            if self.run.elsewhere is not None:
+                self.log.copy_to(self.run.elsewhere)
             self.log.close()
         except WriteError:
             if kind is None:  # otherwise the first failure is the one to report

@@ -189,8 +189,3 @@ def duration(seconds: float) -> str:
     if whole < 60:
         return f"{whole} s"
     return f"{whole // 60} min {whole % 60:02d} s" if whole < 3600 else f"{whole // 3600} h {whole % 3600 // 60:02d} min"
-
-
-def readable(text: str) -> str:
-    """Text that is safe to print: a model may generate any byte, including terminal control sequences."""
-    return "".join(c if c.isprintable() or c == "\n" else "    " if c == "\t" else "\ufffd" for c in text)

@@ -13,6 +13,8 @@ one must succeed.
 Tested by: tests/train/test_trainer.py, tests/train/test_resume.py."""
 
 import logging
+import shlex
+import tempfile
 import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
@@ -35,7 +37,7 @@ from tapeless.model.trained import checkpointed
 from tapeless.model.transformer import Transformer
 from tapeless.optim.ema import EMA
 from tapeless.training.captured_step import captured_step
-from tapeless.training.checkpoint import Checkpoint, restore
+from tapeless.training.checkpoint import Checkpoint, restore, save_checkpoint
 from tapeless.training.checkpoint_writer import CheckpointWriter
 from tapeless.training.evaluate import Evaluation, evaluate
 from tapeless.training.functions import Batches, OwnBatches, OwnSchedule, Schedule, check_functions
@@ -48,7 +50,7 @@ from tapeless.training.plan import default_seq_len, scheduled_rate, total_steps,
 from tapeless.training.prefetch import Prefetch
 from tapeless.training.rotation import is_new_best, repair_names
 from tapeless.training.run_config import Change
-from tapeless.training.run_dir import RunDir
+from tapeless.training.run_dir import RunDir, resume_command
 from tapeless.training.seal import Seal, announcements, differences
 from tapeless.training.step import StepMetrics, StepResult, ema_of, optimizer_of, train_step
 from tapeless.training.time_spent import TimeSpent
@@ -57,6 +59,7 @@ log = logging.getLogger("tapeless")
 # Events that a resume writes again for the step it starts at.
 REPEATED = ("checkpoint", "eval", "sample", "guard", "end")
 
+RETRIES = (0.0, 0.2, 0.8)  # seconds before each attempt to write the last checkpoint
 SLOW_DISK = 1.0  # seconds of waiting that are worth a warning
 Listener = Callable[[dict[str, Any]], None]
 
@@ -350,7 +353,12 @@ class Trainer:
         if last or (c.sample_every and self.steps % c.sample_every == 0):
             if self.stopped():
                 return False
-            self.sample()
+            try:
+                return self.sample() is not None
+            except (NonFiniteError, MemoryError):
+                raise
+            except Exception as error:  # a tokenizer of unknown origin, a compiler: the weights are worth more than a sample
+                self._warn(f"no sample, {type(error).__name__}: {error}; training continues")
         return True
 
     def evaluate(self) -> Evaluation | None:
@@ -382,14 +390,25 @@ class Trainer:
         except WriteError as error:
             self._warn(f"{error}; training continues")
 
-    def sample(self) -> str:
-        """A text that continues the prompt, or the first validation token."""
+    def sample(self) -> str | None:
+        """A text that continues the prompt, or the first validation token; None if a stop interrupted it."""
         with self._pause("samples"):
             c, tokenizer = self.config, self.data.tokenizer
             prompt = tokenizer.encode(c.sample_prompt) if c.sample_prompt else self.data.beginning()
             sampling, V = Sampling(temperature=c.sample_temperature, seed=c.seed), tokenizer.vocab_size
             stop = generation_of(self.run_dir, tokenizer).eos_ids if self.run_dir else ()
-            (ids,) = generate(self.model, prompt, max_tokens=c.sample_tokens, sampling=sampling, vocab_size=V, stop=stop)
+            options: dict[str, Any] = {"sampling": sampling, "vocab_size": V, "stop": stop}
+            cut: list[bool] = []
+
+            def interrupted(sample: int, token: int) -> bool:
+                if self.stopped():
+                    cut.append(True)
+                return bool(cut)
+
+            options |= {"max_tokens": c.sample_tokens, "on_token": interrupted}
+            (ids,) = generate(self.model, prompt, **options)
+            if cut:
+                return None
             text = tokenizer.decode([*prompt, *ids])
             self._warn_if_write_fails(lambda: self._write_sample(text))
             self._emit("sample", text=text)
@@ -407,11 +426,41 @@ class Trainer:
             return None
         with self._pause("checkpoints"):
             self._collect_saves(wait=True)  # if the one of this step failed, it is written again
-            self._start_save(background=False)
-            if self.best_step == self.steps:
-                self._writer.mark_best(self.steps)
-            self._collect_saves(wait=True, must_succeed=True)
+            for pause in RETRIES:
+                time.sleep(pause)
+                try:
+                    self._start_save(background=False)
+                    if self.best_step == self.steps:
+                        self._writer.mark_best(self.steps)
+                    self._collect_saves(wait=True, must_succeed=True)
+                    break
+                except WriteError as error:
+                    failure = error
+            else:
+                raise self._saved_elsewhere(self.run_dir, failure) from failure
         return self.run_dir.checkpoints / f"step-{self.steps:08d}"
+
+    def _saved_elsewhere(self, run: RunDir, error: WriteError) -> WriteError:
+        """Write the checkpoint into a new folder for temporary files, or else of the user, or else here: laid out like the run,
+        so that one copy brings it back. Returns the error that says so."""
+        for parent in (tempfile.gettempdir, Path.home, Path.cwd):
+            try:
+                folder = Path(tempfile.mkdtemp(prefix=f"tapeless-{run.path.resolve().name}-", dir=parent()))
+                save_checkpoint(folder / "checkpoints", *self._tensors_to_save(), self._state_to_save)
+            except (OSError, RuntimeError):  # RuntimeError: no home
+                continue
+            run.elsewhere = folder
+            copy = f"cp -r {shlex.quote(str(folder))}/. {shlex.quote(str(run.path))}/"
+            command = resume_command(run.path, self.functions)
+            where = f"the checkpoint of step {self.steps} is in {folder}"
+            found = WriteError(f"{error}; {where}; to continue, free some space, then: {copy} && {command}")
+            found.errno = error.errno
+            return found
+        return error
+
+    def _tensors_to_save(self) -> tuple[dict[str, Tensor], dict[str, dict[str, Tensor]]]:
+        state = self.optimizer.named_state() | ({} if self.ema is None else {EMA: self.ema.named()})
+        return checkpointed(self.model.params), state
 
     def _start_save(self, *, background: bool = True) -> None:
         if self._writer is None or self._saved_step == self.steps:
@@ -426,11 +475,9 @@ class Trainer:
                     "disk is slower than save_every and eval_every allow"
                 )
             self._collect_saves()  # before the next is on disk, from which a resume would not report the one before
-            state = self.optimizer.named_state() | ({} if self.ema is None else {EMA: self.ema.named()})
-            tensors = checkpointed(self.model.params), state
             if self._state_to_save.get("step") != self.steps:  # otherwise a save that failed is repeated
                 self._state_to_save = self._state()
-            self._writer.save(*tensors, self._state_to_save, protect=self.resumed_from, background=background)
+            self._writer.save(*self._tensors_to_save(), self._state_to_save, protect=self.resumed_from, background=background)
             self._saved_step = self.steps
 
     def _before_write(self, run: RunDir, before_save: Callable[[], None]) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tapeless.data.files import file_sha256
+from tapeless.data.locks import holder
 from tapeless.data.prepare import data_facts, open_prepared
 from tapeless.data.tokenizer import load_tokenizer
 from tapeless.errors import RUN_LOCKED, DamagedError, TapelessError
@@ -20,7 +21,7 @@ from tapeless.training.checkpoint import checkpoints, pointed, read_checkpoint
 from tapeless.training.imported import FACTS
 from tapeless.training.metrics_log import as_written, read_metrics
 from tapeless.training.run_config import SEALED, RunConfig, is_edited, read_run_config
-from tapeless.training.run_dir import RunDir, holder
+from tapeless.training.run_dir import RunDir
 from tapeless.training.seal import config_differences, listed
 
 Step = dict[str, Any]  # the event of one

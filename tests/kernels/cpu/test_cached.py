@@ -42,7 +42,7 @@ def step(folder: Path, dtype: str) -> list[str]:
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
 def test_compiled_as_from_the_cache(tmp_path: Path, dtype: str):
     compiled = step(tmp_path, dtype)
-    assert list(tmp_path.glob("**/*.nbc"))
+    assert list(tmp_path.glob("**/*.kernel"))
     assert step(tmp_path, dtype) == compiled
     apart, both, _ = compiled
     assert apart == both

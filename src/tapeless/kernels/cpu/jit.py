@@ -2,8 +2,8 @@
 
 - Flags. Operations may be contracted, reassociated and divided by reciprocals, but NaN and infinity keep their meaning: NaN in
   must give NaN out. Hence the named flags, not `fastmath=True`.
-- Cache. Numba recompiles when a kernel's own file changes, but not when a function changes that the kernel calls. The name of
-  the cache folder is therefore a hash of all sources, and of Numba's settings.
+- Cache. A kernel is compiled again when any function changes that it calls: the name of the cache folder is a hash of all
+  sources, and of Numba's settings. What is in it: kernel_cache.py.
 - Inlined functions. A function that kernels call is always compiled into each of them. By default, a freshly compiled kernel
   calls the first copy in the process, and a cached one its own copy: vectorised differently, with other last bits, so a resumed
   run would differ from an uninterrupted one. Inlined functions have no Python entry point, which would take a sixth of the
@@ -18,10 +18,9 @@ import hashlib
 import logging
 import os
 import shutil
-import tempfile
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +35,7 @@ from numba.core.registry import cpu_target
 from numba.extending import intrinsic, overload
 from torch import Tensor
 
+from tapeless.kernels.cpu.kernel_cache import KernelCache
 from tapeless.kernels.workspace import NUMPY
 from tapeless.progress import busy
 
@@ -86,21 +86,24 @@ def _remove_old(folder: Path) -> None:
                 shutil.rmtree(other, ignore_errors=True)
 
 
-def cache_folder() -> Path:
-    """Cache folder of exactly these sources and settings; a temporary one for this process if it cannot be written."""
+def cache_folder() -> Path | None:
+    """Of exactly these sources and settings; None without a home. A folder for all users, such as /tmp, would be one where
+    others can put their code."""
     contents = [source.read_bytes() for source in sorted(Path(__file__).parent.glob("*.py"))]
     name = f"kernels-{hashlib.sha256(b''.join([*contents, repr(settings()).encode()])).hexdigest()[:16]}"
     override = os.environ.get("NUMBA_CACHE_DIR")
-    folder = Path(override or Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()) / "tapeless") / name
     try:
+        folder = Path(override or Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()) / "tapeless") / name
+    except RuntimeError:
+        return None
+    with suppress(OSError):  # KernelCache warns, if a kernel is compiled
         _remove_old(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        usable = os.access(folder, os.W_OK)
-    except OSError:
-        usable = False
-    return folder if usable else Path(tempfile.mkdtemp(prefix="tapeless-")) / name
+    return folder
 
 
+if numba.config.DISABLE_JIT:
+    raise ImportError("NUMBA_DISABLE_JIT is set, and the CPU kernels run only compiled")
 _share_threads()
 _FOLDER = cache_folder()
 cpu_target.target_context.refresh()  # loads 40 MB of modules now, so that they are not counted as memory of the model
@@ -131,7 +134,8 @@ class _Compiling(event.Listener):
         if self.depth > 1:  # a function that a kernel calls
             return
         if not self.count:
-            log.warning("first use of these CPU kernels: each is compiled when it is first needed, and cached in %s", _FOLDER)
+            where = f"cached in {_FOLDER}" if _FOLDER else "not cached, since there is no home directory"
+            log.warning("first use of these CPU kernels: each is compiled when it is first needed, and %s", where)
             self.begin = time.monotonic()
         self.count += 1
         kernel = compiling.data["dispatcher"].py_func
@@ -155,11 +159,10 @@ event.register("numba:compile", _Compiling())
 
 def _compiled(**options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-        before, numba.config.CACHE_DIR = numba.config.CACHE_DIR, str(_FOLDER)  # Numba reads it on decoration
-        try:
-            return numba.njit(cache=True, **OPTIONS, **options)(function)
-        finally:
-            numba.config.CACHE_DIR = before
+        dispatcher = numba.njit(**OPTIONS, **options)(function)
+        if _FOLDER is not None:
+            dispatcher._cache = KernelCache(function, _FOLDER)
+        return dispatcher
 
     return decorate
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from hostile import RAW, STRUCTURED, base_directories, judged, mutants
+from mutators import RAW, STRUCTURED, base_directories, judged, mutants
 from interop_fixtures import change_json, exported
 from safetensors.torch import load_file, save_file
 

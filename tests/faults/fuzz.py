@@ -53,6 +53,7 @@ class Subject(NamedTuple):
     exact: bool = False  # exit status 0 without a warning promises the result of the unchanged folder
 
 
+FOREIGN = "Hugging Face"
 SUBJECTS = {
     "run": Subject(
         "run", ("eval {} --json --ops reference", "generate {} --max-tokens 4 --json --ops reference", "export {} --to gguf --out {out}"), exact=True
@@ -202,7 +203,7 @@ class World:
         name = draw.choices(list(WEIGHTS), list(WEIGHTS.values()))[0]
         subject = SUBJECTS[name]
         source = self.folder / subject.folder
-        if name == "Hugging Face":
+        if name == FOREIGN:
             source = draw.choice(sorted((self.folder / "models").iterdir()))
         self.fresh(source)
         file = ""
@@ -211,7 +212,7 @@ class World:
             for other in self.mutant.iterdir():
                 if str(other) != file:
                     other.unlink()
-        done = "; ".join(mutate(self.mutant, draw) for _ in range(draw.choice((1, 1, 1, 2, 3))))
+        done = "; ".join(mutate(self.mutant, draw, special=name == FOREIGN) for _ in range(draw.choice((1, 1, 1, 2, 3))))
         command = draw.choice(subject.commands)
         return name, done, command, self.argv(command, file)
 

@@ -77,12 +77,15 @@ def mutants(bases: list[Path], scratch: Path, seeds: range) -> Iterator[tuple[in
         yield seed, "; ".join(done), folder
 
 
-def mutate(folder: Path, draw: random.Random) -> str:
+def mutate(folder: Path, draw: random.Random, *, special: bool = True) -> str:
+    """special: also links, pipes and folders, which only a reader of untrusted directories has to tell from files: a pipe given
+    as a text waits for its writer, as with every program."""
     files = sorted(path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
     if not files:  # an earlier mutation made a pipe or a link of the only one
         return "nothing"
     path = draw.choice([*files, *(file for file in files if file.suffix == ".safetensors")])  # weights twice as often
-    change = draw.choice(STRUCTURED if draw.random() < 0.7 else RAW)
+    raw = [change for change in RAW if special or change not in (link, pipe)]
+    change = draw.choice(STRUCTURED if draw.random() < 0.7 else raw)
     change(path, draw)
     return f"{change.__name__} {path.relative_to(folder)}"
 

@@ -84,7 +84,8 @@ static int decide(const char *call, const char *path) {
         strcat(point, "\n");
         syscall(SYS_write, listing, point, strlen(point));
     } else if (period > 0) {
-        if (now() - last >= period) last = now(), fired++, result = action == SHORT ? HALF : FAILED;
+        static const int kinds[] = {ENOSPC, EIO, EINTR, 0}; /* in turn; 0: a short call */
+        if (now() - last >= period) last = now(), number = kinds[fired++ % 4], result = number ? FAILED : HALF;
     } else if ((lasting && fired && takes_room(call)) || (!strcmp(point, target) && remaining-- == 0)) {
         fired++, hit = 1;
         result = action == FAIL ? FAILED : HALF;

@@ -106,7 +106,7 @@ def in_child(folder: Path, work: Callable[[], int], output: Path, way: Way, poin
         try:
             return work()
         finally:
-            HAPPENED[0] = ctypes.CDLL(None).fired_count() > 0
+            HAPPENED[0] = fired_count() > 0
 
     HAPPENED[0] = way.action in (KILL, TORN)
     child = Child(failing, output, output)
@@ -115,3 +115,8 @@ def in_child(folder: Path, work: Callable[[], int], output: Path, way: Way, poin
         child.kill()
         child.wait()
     return status
+
+
+def fired_count() -> int:
+    """How many calls have failed in this process."""
+    return int(ctypes.CDLL(None).fired_count())

@@ -71,6 +71,12 @@ RUN_LOCKED = Known(
     "two processes may not write to one run",
     "wait for it, or stop it first",
 )
+IO_FAILED = Known(
+    WriteError,
+    "{path}: {reason}",
+    "a disk, a network drive or the limit of open files, where a command had no better answer to its failure",
+    "check the disk and its free space, then repeat the command",
+)
 CHANGED = Known(
     ConfigError,
     "the run cannot resume with a different configuration: {changes}",

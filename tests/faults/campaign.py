@@ -100,7 +100,7 @@ def failures(folder: Path, size: float) -> Iterator[Part]:
             for point in points
             if way.applies_to(point) and not (way.lasting and point.name == SAID)
         ]
-        chosen = draw.sample(cases, scaled(len(cases), size))
+        chosen = draw.sample(cases, round(len(cases) * size))
         progress, problems, streams, blocked, absent = Progress(name, len(chosen)), [], [], [], 0
         for label, point in chosen:
             ended = survives(writer, inputs, case, expected, WAYS[label], point)

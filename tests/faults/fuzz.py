@@ -2,7 +2,7 @@
 its work; it neither crashes nor hangs, and it does not take changed bytes of a run for those that were written.
 
 A number is a case, always the same one: `python tests/faults/fuzz.py 4711` shows it. Inputs that once found a defect are in
-corpus/ and are mutated too."""
+corpus/: tests/faults/test_campaign.py reads them all, and those that are texts are mutated too."""
 
 import contextlib
 import io
@@ -107,6 +107,8 @@ def make_subjects(folder: Path) -> int:
     ]
     for name, rows in (("records", records), ("pairs", pairs), ("talks", talks)):
         (texts / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for path in CORPUS.glob("*.jsonl"):
+        shutil.copy(path, texts)
     compress(texts)
     for name in ("settings", "tokenizer"):
         (folder / name).mkdir()

@@ -1,7 +1,8 @@
 """Kills at random moments, every failing call, damage of checkpoints and of the kernel cache, mutated files, and training on a
 disk that fails every second: the campaign of tests/faults/campaign.py, for hours. It needs Linux and a C compiler.
 
-python acceptance/torture.py [SIZE] [PART …]        SIZE 0.01 does a hundredth of it; parts: kills failures damaged fuzzed cache soak"""
+python acceptance/torture.py [SIZE] [PART …]        SIZE 0.01 does a hundredth of it
+parts: kills, failures, damaged, fuzzed, cache, soak"""
 
 import sys
 

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
@@ -61,10 +61,9 @@ def scaled(count: int, size: float) -> int:
     return max(1, round(count * size))
 
 
-def kills(folder: Path, size: float) -> Iterator[Part]:
+def kills(folder: Path, size: float, writers: Mapping[str, Writer] = WRITERS | LONG_RUNS) -> Iterator[Part]:
     """At random moments of every command that writes, and of trainings of every kind, each command until it is through."""
     inputs, case, draw, count = folder / "inputs", folder / "case", random.Random(SEED), scaled(KILLS, size)
-    writers = {**WRITERS, **LONG_RUNS}
     progress, problems, blocked, by_command = Progress("kills", count), [], [], Counter[str]()
     healthy: dict[str, tuple[Any, float]] = {}
     left, order = count, list(writers)
@@ -85,14 +84,16 @@ def kills(folder: Path, size: float) -> Iterator[Part]:
             progress(found)
             if left <= 0:
                 break
-    yield Part("kills -9 at random moments of commands that write: the result of the undisturbed one", count, problems, by_command)
+    yield Part(
+        "kills -9 at random moments of commands that write: the result of the undisturbed one", count, problems, by_command
+    )
     yield Part("after them the same command continues, or says how to: nothing has to be removed by hand", count, blocked)
 
 
-def failures(folder: Path, size: float) -> Iterator[Part]:
+def failures(folder: Path, size: float, writers: Mapping[str, Writer] = WRITERS) -> Iterator[Part]:
     """Every call on files of every command that writes, or a share of them, in every way that applies to it."""
     inputs, case, draw = folder / "inputs", folder / "case", random.Random(SEED)
-    for name, writer in WRITERS.items():
+    for name, writer in writers.items():
         expected, points, _ = undisturbed(writer, inputs, case)
         cases = [
             (label, point)
@@ -112,9 +113,18 @@ def failures(folder: Path, size: float) -> Iterator[Part]:
         calls = sum(point.name != SAID for _, point in chosen)
         about = f"of the {len(points)} calls on files of `{name}`"
         counts = {"points": len(points), "never came": absent}
-        yield Part(f"{about}, failing ones: one line of error at most, no traceback, then the same result", calls, problems, counts)
+        yield Part(
+            f"{about}, failing ones: one line of error at most, no traceback, then the same result", calls, problems, counts
+        )
         yield Part(f"{about}, failing ones of its output: the same", len(chosen) - calls, streams)
         yield Part(f"{about}: after a failure nothing has to be removed by hand", len(chosen), blocked)
+
+
+def share(folder: Path, size: float) -> Iterator[Part]:
+    """What the suite runs."""
+    few = {name: WRITERS[name] for name in ("train new", "import")}
+    yield from kills(folder, size, few)
+    yield from failures(folder, size, few)
 
 
 def damaged(folder: Path, size: float) -> Iterator[Part]:
@@ -144,7 +154,7 @@ def damaged(folder: Path, size: float) -> Iterator[Part]:
 
     status = Child(work, folder / SAID).wait()
     problems = results.read_text().splitlines() if not status else [f"exit status {status}: {(folder / SAID).read_text()}"]
-    yield Part("damaged checkpoints: found, named, refused or passed over, left as they are; each tenth resumed", count, problems)
+    yield Part("damaged checkpoints: detected, named, refused or skipped, left unchanged; each tenth resumed", count, problems)
 
 
 def fuzzed(folder: Path, size: float) -> Iterator[Part]:
@@ -242,7 +252,9 @@ def soak(folder: Path, size: float) -> Iterator[Part]:
     """A training whose calls on files fail now and then, one a second, in turn by a full disk, a failing one, an interruption
     and a short call."""
     inputs, case, seconds = folder / "inputs", folder / "case", max(4.0, SOAK * size)
-    long = Writer(WRITERS["train new"].words + " --max-steps {steps} --save-every 200 --keep-last 2", "out", ("text.txt",), run=True)
+    long = Writer(
+        WRITERS["train new"].words + " --max-steps {steps} --save-every 200 --keep-last 2", "out", ("text.txt",), run=True
+    )
 
     def of(steps: int) -> Writer:
         return long._replace(words=long.words.replace("{steps}", str(steps)))
@@ -273,10 +285,12 @@ def soak(folder: Path, size: float) -> Iterator[Part]:
     if not problems and content(RunDir(case / "out")).keys() & checkpoints.keys() == set():
         problems.append("no checkpoint of the undisturbed run")
     faults = sum(map(int, fired.read_text().split()))
-    what = f"s of training with a failing call a second, {faults} of them in {len(ended.statuses)} processes: the same final bits and losses"
+    what = "s of training with a failing call a second"
+    what += f", {faults} of them in {len(ended.statuses)} processes: the same final bits and losses"
     yield Part(what, round(seconds), problems)
 
 
+ON_INPUTS = {"share", "kills", "failures", "soak"}
 PARTS: dict[str, Callable[[Path, float], Iterator[Part]]] = {
     "kills": kills,
     "failures": failures,
@@ -289,13 +303,14 @@ PARTS: dict[str, Callable[[Path, float], Iterator[Part]]] = {
 
 def campaign(size: float, names: list[str]) -> Iterator[Part]:
     """Needs the shim loaded: `with_shim`."""
+    parts = PARTS | {"share": share}
     for name in names or PARTS:
         with TemporaryDirectory(prefix="tapeless-") as scratch:
             folder = Path(scratch)
-            if name in ("kills", "failures", "soak"):
+            if name in ON_INPUTS:
                 (folder / "inputs").mkdir()
                 prepare_inputs(folder / "inputs")
-            yield from PARTS[name](folder, size)
+            yield from parts[name](folder, size)
 
 
 def with_shim() -> None:

@@ -25,8 +25,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
-TESTS = Path(__file__).resolve().parents[1]
-sys.path += [str(TESTS / "train"), str(TESTS / "interop")]  # run_fixtures, interop_fixtures
+sys.path.append(str(Path(__file__).resolve().parents[1] / "train"))  # run_fixtures
+sys.path.append(str(Path(__file__).resolve().parents[1] / "interop"))  # interop_fixtures
 
 from forked import Child
 from mutators import base_directories, mutate
@@ -49,25 +49,28 @@ class Subject(NamedTuple):
     """A folder to mutate, and commands to read it: {} is the folder, {out} a path that is free."""
 
     folder: str
+    weight: int  # how often
     commands: tuple[str, ...]
     exact: bool = False  # exit status 0 without a warning promises the result of the unchanged folder
 
 
 FOREIGN = "Hugging Face"
+SAMPLED = "generate {} --max-tokens 4 --json --ops reference"
+WINDOWS = "data sample {} --count 1 --tokens 8"
+WITH_TOKENIZER = "data prepare {}/text.txt --tokenizer {}/tokenizer.json --processes 1 --out {out}"
+FROM_SETTINGS = f"train new --config {{}}/settings.toml {TINY} --dataset-path {{}}/text.txt --out-dir {{out}}"
+PREPARED = "data prepare {file} --processes 1 --out {out}"
 SUBJECTS = {
-    "run": Subject(
-        "run", ("eval {} --json --ops reference", "generate {} --max-tokens 4 --json --ops reference", "export {} --to gguf --out {out}"), exact=True
-    ),
-    "run, resumed": Subject("stopped", ("train resume {}",), exact=True),
-    "run, shown": Subject("run", ("train info {}", "report {} --out {out}", "data info {}", "data sample {} --count 1 --tokens 8")),
-    "chat": Subject("chat", ("chat {} --once hello --max-tokens 4 --ops reference",)),
-    "Hugging Face": Subject("hf", ("import {} --out {out}",)),
-    "tokenizer": Subject("tokenizer", ("tokenizer info {}/tokenizer.json --text {}/text.txt", "data prepare {}/text.txt --tokenizer {}/tokenizer.json --processes 1 --out {out}")),
-    "settings": Subject("settings", (f"train new --config {{}}/settings.toml {TINY} --dataset-path {{}}/text.txt --out-dir {{out}}",)),
-    "texts": Subject("texts", ("data prepare {file} --processes 1 --out {out}", "data info {file}", "tokenizer train {file} --kind char --out {out}")),
-    "token files": Subject("tokens", ("data info {}", "data sample {} --count 1 --tokens 8")),
+    "run": Subject("run", 4, ("eval {} --json --ops reference", SAMPLED, "export {} --to gguf --out {out}"), exact=True),
+    "run, resumed": Subject("stopped", 1, ("train resume {}",), exact=True),
+    "run, shown": Subject("run", 4, ("train info {}", "report {} --out {out}", "data info {}", WINDOWS)),
+    "chat": Subject("chat", 2, ("chat {} --once hello --max-tokens 4 --ops reference",)),
+    FOREIGN: Subject("models", 6, ("import {} --out {out}",)),
+    "tokenizer": Subject("tokenizer", 4, ("tokenizer info {}/tokenizer.json --text {}/text.txt", WITH_TOKENIZER)),
+    "settings": Subject("settings", 1, (FROM_SETTINGS,)),
+    "texts": Subject("texts", 8, (PREPARED, "data info {file}", "tokenizer train {file} --kind char --out {out}")),
+    "token files": Subject("tokens", 2, ("data info {}", WINDOWS)),
 }
-WEIGHTS = {"run": 4, "run, resumed": 1, "run, shown": 4, "chat": 2, "Hugging Face": 6, "tokenizer": 4, "settings": 1, "texts": 8, "token files": 2}
 
 
 class Outcome(NamedTuple):
@@ -114,7 +117,9 @@ def make_subjects(folder: Path) -> int:
         (folder / name).mkdir()
         (folder / name / "text.txt").write_text(plain)
     must(f"train new {TRAIN} --keep-last 9 --dataset-path {texts}/records.jsonl --out-dir {folder}/run")
-    must(f"train new {TRAIN} --tokenizer bytes+chat --dataset-path {texts}/talks.jsonl --max-seq-len 32 --out-dir {folder}/chat")
+    must(
+        f"train new {TRAIN} --tokenizer bytes+chat --dataset-path {texts}/talks.jsonl --max-seq-len 32 --out-dir {folder}/chat"
+    )
     shutil.copytree(folder / "run", folder / "stopped")
     shutil.rmtree(folder / "stopped" / "checkpoints" / "step-00000006")
     (folder / "stopped" / "checkpoints" / "latest").write_text("step-00000004\n")
@@ -175,7 +180,10 @@ class World:
         shutil.copytree(source, self.mutant, symlinks=True)
 
     def argv(self, command: str, file: str = "") -> list[str]:
-        return [word.replace("{out}", str(self.out)).replace("{file}", file).replace("{}", str(self.mutant)) for word in shlex.split(command)]
+        return [
+            word.replace("{out}", str(self.out)).replace("{file}", file).replace("{}", str(self.mutant))
+            for word in shlex.split(command)
+        ]
 
     def play(self, argv: list[str]) -> tuple[int, str, str]:
         """Exit status, what was said on both streams, and on stdout alone."""
@@ -197,16 +205,18 @@ class World:
             return latest | {"lines": [event for event in events(run, ("step", "eval", "sample")) if event["step"] > 4]}
         if command.startswith("export"):
             return self.out.read_bytes()
-        return re.sub(r'"[a-z_]*seconds[a-z_]*": [0-9.e-]+|"[a-z_]*per_second": [0-9.e-]+', "", printed).replace(str(self.mutant), "")
+        return re.sub(r'"[a-z_]*seconds[a-z_]*": [0-9.e-]+|"[a-z_]*per_second": [0-9.e-]+', "", printed).replace(
+            str(self.mutant), ""
+        )
 
     def draw(self, number: int) -> tuple[str, str, str, list[str]]:
         """The case of a number: its subject, what was changed, the command, and its words."""
         draw = random.Random(number)
-        name = draw.choices(list(WEIGHTS), list(WEIGHTS.values()))[0]
+        name = draw.choices(list(SUBJECTS), [subject.weight for subject in SUBJECTS.values()])[0]
         subject = SUBJECTS[name]
         source = self.folder / subject.folder
         if name == FOREIGN:
-            source = draw.choice(sorted((self.folder / "models").iterdir()))
+            source = draw.choice(sorted(source.iterdir()))
         self.fresh(source)
         file = ""
         if name == "texts":
@@ -297,7 +307,11 @@ def real_commands(folder: Path, numbers: range) -> Iterator[Outcome]:
         began = time.monotonic()
         try:
             ended = subprocess.run(
-                [sys.executable, "-m", "tapeless", *argv], capture_output=True, timeout=60, check=False, stdin=subprocess.DEVNULL
+                [sys.executable, "-m", "tapeless", *argv],
+                capture_output=True,
+                timeout=60,
+                check=False,
+                stdin=subprocess.DEVNULL,
             )
             words = (ended.stdout + ended.stderr).decode(errors="replace")
             problems = spoken_problems(ended.returncode, words)

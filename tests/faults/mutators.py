@@ -37,8 +37,22 @@ VALUES: list[Any] = [
     *(float("nan"), float("inf"), "", "x", "F32", "BF16", "I64", "silu", "../../etc/passwd", "/etc/passwd", "a\0b", "\ud800"),
     *("C:\\x", "config.json", "model.safetensors", [], {}, [0], [-1, 3], [2**62] * 4, [[[]]], {"a": {"b": []}}, [0, 2**63 - 1]),
     *(["LlamaForCausalLM"], ["GPT2LMHeadModel"], ["Qwen3ForCausalLM"], {"rope_type": "yarn"}, "\x1b[2J\n", "a" * 5000),
-    *("{% for i in range(10**9) %}x{% endfor %}", "{{ 'a' * 10**9 }}", "{{ messages.__class__ }}", "{% if %}", "{{ messages }}"),
-    *("((a+)+)+$", "[^\\\\s]", "", "\\u00e9", "Ġ" * 50, {"Regex": "(a|a)*b"}, {"type": "Replace", "pattern": {"String": ""}, "content": "xx"}),
+    *(
+        "{% for i in range(10**9) %}x{% endfor %}",
+        "{{ 'a' * 10**9 }}",
+        "{{ messages.__class__ }}",
+        "{% if %}",
+        "{{ messages }}",
+    ),
+    *(
+        "((a+)+)+$",
+        "[^\\\\s]",
+        "",
+        "\\u00e9",
+        "Ġ" * 50,
+        {"Regex": "(a|a)*b"},
+        {"type": "Replace", "pattern": {"String": ""}, "content": "xx"},
+    ),
 ]
 HUGE_NUMBER = b"9" * 5000  # more digits than Python converts
 

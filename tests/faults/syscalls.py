@@ -1,5 +1,5 @@
-"""Every call on files below a folder, as the C library makes it: listed, failed, cut short or killed. The process must have been
-started with shim.c loaded (`loaded`); children forked from it arm it for themselves.
+"""Every call on files below a folder, as the C library makes it: listed, failed, cut short or killed. The process must have
+been started with shim.c loaded (`environment`); children forked from it arm it for themselves.
 
 points = list_points(folder, work)                 every call of work(), in a child
 status = in_child(folder, work, Fault(point, …))   the same with one of them failing"""

@@ -11,7 +11,7 @@ from importlib import import_module
 
 import tapeless
 from tapeless.cli.parser import Parser
-from tapeless.errors import IO_FAILED, TapelessError
+from tapeless.errors import MachineError, TapelessError
 from tapeless.progress import busy, erase, shown
 from tapeless.start import print_any_character, raise_gc_threshold
 from tapeless.training.phases import Phases, process_age
@@ -98,9 +98,9 @@ def main(argv: list[str] | None = None) -> int:
         if args.debug:
             raise
         if isinstance(error, OSError) and error.errno in MACHINE:
-            failure = IO_FAILED(path=error.filename or "a file", reason=error.strerror)
-            print(f"error[{failure.code}]: {failure}", file=sys.stderr)
-            return failure.exit_status
+            where, reason = error.filename or "a file", error.strerror
+            print(f"error[{MachineError.code}]: {where}: {reason}; {MachineError.fix}", file=sys.stderr)
+            return MachineError.exit_status
         print(f"error[INTERNAL]: {type(error).__name__}: {error}; run `tapeless --debug …` for the traceback", file=sys.stderr)
         return 1
 

@@ -45,6 +45,14 @@ class WriteError(DiskError):
     fix = "free some space or check the disk, then resume from the last checkpoint: `tapeless train resume RUN`"
 
 
+class MachineError(DiskError):
+    """A disk, a network drive or the limit of open files, where a command has no better answer to its failure."""
+
+    code = "MACHINE"
+    exit_status = 1
+    fix = "check the disk and its free space, then repeat the command"
+
+
 class TooLargeError(TapelessError, MemoryError):
     """A run that needs more memory than is free, found before it starts."""
 
@@ -70,12 +78,6 @@ RUN_LOCKED = Known(
     "{path} is in use by {holder}",
     "two processes may not write to one run",
     "wait for it, or stop it first",
-)
-IO_FAILED = Known(
-    WriteError,
-    "{path}: {reason}",
-    "a disk, a network drive or the limit of open files, where a command had no better answer to its failure",
-    "check the disk and its free space, then repeat the command",
 )
 CHANGED = Known(
     ConfigError,

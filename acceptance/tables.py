@@ -118,7 +118,7 @@ TRAINED = (
     "markov",
     "cllm_training",
     "shakespeare",
-    "kills",
+    "stops",
     "torture",
     "slow_disk",
     "one_writer",

@@ -122,7 +122,7 @@ def failures(folder: Path, size: float, writers: Mapping[str, Writer] = WRITERS)
 
 def share(folder: Path, size: float) -> Iterator[Part]:
     """What the suite runs."""
-    few = {name: WRITERS[name] for name in ("train new", "import")}
+    few = {name: WRITERS[name] for name in ("train resume", "export")}
     yield from kills(folder, size, few)
     yield from failures(folder, size, few)
 

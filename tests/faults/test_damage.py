@@ -1,5 +1,5 @@
 """Damaged checkpoints: found, named, survived, left as they are; and the run that goes on comes to the same end. A hundred
-cases here, two thousand in acceptance/corruptions.py."""
+cases here, two thousand in `make torture`."""
 
 import shutil
 from pathlib import Path

@@ -3,7 +3,6 @@
 import errno
 import json
 import os
-import shutil
 import socket
 import subprocess
 import sys
@@ -14,7 +13,7 @@ import torch
 
 from tapeless.data.files import write_json
 from tapeless.errors import ConfigError, LockedError
-from tapeless.training.run_dir import RunDir, RunLock, environment, git_commit, new_directory, occupant
+from tapeless.training.run_dir import RunDir, RunLock, environment, git_commit
 
 
 def test_a_new_run_has_its_folders(tmp_path: Path):
@@ -122,41 +121,3 @@ def test_the_commit_is_that_of_the_sources_alone(tmp_path: Path):
     (tmp_path / "site-packages").mkdir()
     (tmp_path / "site-packages" / "installed.py").write_text("")
     assert git_commit(tmp_path / "site-packages") is None
-
-
-def test_what_a_killed_process_left_is_removed(tmp_path: Path):
-    out = tmp_path / "out"
-    with new_directory(out):
-        (out / "tokenizer.json").write_text("{}")
-        shutil.copytree(out, tmp_path / "killed")  # as a kill -9 here would leave it
-    with new_directory(tmp_path / "killed"):
-        assert [path.name for path in (tmp_path / "killed").iterdir()] == [".unfinished"]
-        RunDir.create(tmp_path / "killed")
-    assert occupant(tmp_path / "killed") in ("checkpoints", "samples")
-    assert not (tmp_path / "killed" / ".unfinished").exists()
-
-
-def test_a_failure_leaves_nothing(tmp_path: Path):
-    def fill() -> None:
-        with new_directory(tmp_path / "out"):
-            (tmp_path / "out" / "tokenizer.json").write_text("{}")
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        fill()
-    assert not (tmp_path / "out").exists()
-
-
-def test_an_unfinished_directory_of_a_living_process_is_refused(tmp_path: Path):
-    with new_directory(tmp_path / "run"):
-        (tmp_path / "run" / "train.bin").write_bytes(b"1")
-        with pytest.raises(LockedError, match="is in use by process"), new_directory(tmp_path / "run"):
-            pass
-        assert (tmp_path / "run" / "train.bin").read_bytes() == b"1"
-
-
-def test_a_directory_that_is_occupied_stays(tmp_path: Path):
-    (tmp_path / "mine.txt").write_text("mine")
-    with pytest.raises(ConfigError, match="is not empty"), new_directory(tmp_path):
-        RunDir.create(tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]

@@ -9,6 +9,7 @@ A source is a file, a directory or a glob of text, JSONL (each also as .gz or .z
 
 import argparse
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -49,15 +50,17 @@ def run_prepare(args: argparse.Namespace) -> int:
     config = checked("train", {**given(args, "train"), "dataset_path": args.source}, "tapeless data prepare")
     if args.processes is not None and args.processes < 1:
         raise ConfigError(f"--processes must be at least 1, got {args.processes}")
+    if args.out.exists() and (not args.out.is_dir() or any(args.out.iterdir())):
+        raise ConfigError(f"--out {args.out} already exists and is not empty; choose another")
 
     from tapeless.data.info import prepared_info
     from tapeless.data.prepare import prepare
-    from tapeless.training.run_dir import new_directory, occupant
 
-    if args.out.exists() and (not args.out.is_dir() or occupant(args.out)):
-        raise ConfigError(f"--out {args.out} already exists and is not empty; choose another")
-    with new_directory(args.out):
+    try:
         data = prepare(config, args.vocab_size, args.out, processes=args.processes)
+    except BaseException:  # also Ctrl-C: incomplete output would block the next attempt
+        shutil.rmtree(args.out, ignore_errors=True)
+        raise
     show(prepared_info(data, args.out), as_json=args.json)
     return 0
 

@@ -109,8 +109,8 @@ def _write_shards(folder: Path, tensors: Mapping[str, Tensor], shard_bytes: int)
     for name, shard in zip(names, shards, strict=True):
         try:
             save_file(shard, folder / name, {"format": "pt"})
-        except SafetensorError as error:  # its name for a disk that fails
-            raise OSError(str(error)) from None
+        except SafetensorError as error:  # which hides the operating system's
+            raise OSError(str(error)) from error
         (folder / name).chmod(folder.stat().st_mode & 0o666)  # safetensors lets only the owner read it
     if count > 1:
         weight_map = {tensor: name for name, shard in zip(names, shards, strict=True) for tensor in shard}

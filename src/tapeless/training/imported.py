@@ -5,6 +5,7 @@
 Tested by: tests/train/test_imported.py."""
 
 import json
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -21,7 +22,7 @@ from tapeless.interop.hf_import import ExternalModel, read_model
 from tapeless.plugins import required_plugins
 from tapeless.training.checkpoint import STATE_FIELDS, save_checkpoint
 from tapeless.training.run_config import RunConfig, read_run_config, write_run_config
-from tapeless.training.run_dir import RunDir, environment, new_directory
+from tapeless.training.run_dir import RunDir, environment
 
 LONGEST_WINDOW = 1024  # default seq_len of an evaluation: some models allow a million
 
@@ -50,8 +51,8 @@ def write_run(
     argv: Sequence[str],
 ) -> RunDir:
     """Write a model as a run that has taken no step."""
-    with new_directory(out_dir):
-        run = RunDir.create(out_dir)
+    run = RunDir.create(out_dir)
+    try:
         tokenizer.save(run.tokenizer)
         write_json(run.path / FILE, generation.settings())
         if chat_template is not None:
@@ -63,6 +64,9 @@ def write_run(
         counts = dict.fromkeys(("step", "tokens", "epoch", "sample_index"), 0)
         state = dict.fromkeys(STATE_FIELDS) | counts | {"seed": train.seed, "guard": {}, "world_size": 1}
         save_checkpoint(run.checkpoints, params, {}, state)
+    except BaseException:  # also Ctrl-C: an incomplete directory would block the next attempt
+        shutil.rmtree(run.path)
+        raise
     return run
 
 

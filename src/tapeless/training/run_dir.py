@@ -3,18 +3,16 @@
     config.toml (run_config.py)   env.json   metrics.jsonl (metrics_log.py)   checkpoints/ (checkpoint.py)   lock
 Tested by: tests/train/test_run_dir.py."""
 
-import errno
 import json
 import os
 import platform
 import shlex
-import shutil
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import IO, Any
@@ -22,10 +20,9 @@ from typing import IO, Any
 import torch
 
 from tapeless.data.files import is_pickle, writing
-from tapeless.errors import DISK_FULL, NOT_A_RUN, PICKLE, RUN_LOCKED, RUN_NOT_EMPTY, ConfigError, LockedError
+from tapeless.errors import NOT_A_RUN, PICKLE, RUN_LOCKED, RUN_NOT_EMPTY, ConfigError, LockedError
 
 PACKAGES = ("tapeless", "torch", "numpy", "safetensors")
-UNFINISHED = ".unfinished"  # marks a directory that is being filled
 LOCKED_BYTE = 1 << 20  # Windows makes locked bytes unreadable: lock one beyond the text
 
 
@@ -53,14 +50,14 @@ class RunDir:
         run = cls(path)
         try:
             run.path.mkdir(parents=True, exist_ok=True)
-            taken = occupant(run.path)
+            taken = next(run.path.iterdir(), None)
             if taken is None:
                 run.checkpoints.mkdir()
                 run.samples.mkdir()
         except OSError as error:
             raise ConfigError(f"out_dir {run.path} cannot be created: {error.strerror}") from None
         if taken is not None:
-            raise RUN_NOT_EMPTY(path=run.path, holds=taken)
+            raise RUN_NOT_EMPTY(path=run.path, holds=taken.name)
         return run
 
     @classmethod
@@ -72,43 +69,6 @@ class RunDir:
                 raise PICKLE(path=run.path, expected="the directory of a run, whose weights are safetensors")
             raise NOT_A_RUN(path=run.path, such=_run_like(run.path))
         return run
-
-
-@contextmanager
-def new_directory(path: Path) -> Iterator[None]:
-    """Fill a directory, which must be new or empty, as a whole: a failure removes it again. What a killed process left of one
-    has a marker, and is removed before; the marker is locked, so that a living process keeps what it writes. A directory that
-    is occupied stays as it is, and whoever fills it refuses it."""
-    marker = path / UNFINISHED
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        left = marker.stat().st_ino if marker.exists() else None
-        ours = left is not None or occupant(path) is None
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be created: {error.strerror}") from None
-    if not ours:
-        yield
-        return
-    with RunLock(marker) as lock:
-        if left is not None and left == lock.inode:  # else another process finished it just now
-            for entry in path.iterdir():
-                if entry != marker:
-                    shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
-        try:
-            yield
-            if os.name == "nt":
-                lock.release()  # an open file cannot be deleted there
-            marker.unlink()
-        except BaseException as error:  # also Ctrl-C
-            shutil.rmtree(path, ignore_errors=True)
-            if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-                raise DISK_FULL(path=path, detail="what was to be written does not fit") from None
-            raise
-
-
-def occupant(path: Path) -> str | None:
-    """A name in a directory that is not the marker of an unfinished one; None if there is none."""
-    return next((entry.name for entry in path.iterdir() if entry.name != UNFINISHED), None)
 
 
 def _run_like(path: Path) -> Path:
@@ -131,7 +91,6 @@ class RunLock:
         self.path = path
         with writing(path):
             self._file: IO[bytes] = open(path, "a+b", buffering=0)  # noqa: SIM115  held for the life of the run
-        self.inode = os.fstat(self._file.fileno()).st_ino
         try:
             _take(self._file)
         except OSError as error:

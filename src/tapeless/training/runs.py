@@ -4,11 +4,11 @@
     tapeless generate, eval   load()
 Tested by: tests/train/test_runs.py."""
 
+import errno
 import logging
 import shutil
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,7 +21,7 @@ from tapeless.data.chat import FILE as CHAT_TEMPLATE
 from tapeless.data.chat import read_template
 from tapeless.data.files import write_json
 from tapeless.data.prepare import Dataset, fingerprints, open_prepared, prepare, source_hashes, tokenizer_only
-from tapeless.errors import CheckpointError, ConfigError, WriteError
+from tapeless.errors import DISK_FULL, CheckpointError, ConfigError, WriteError
 from tapeless.interop.generation import FILE as GENERATION
 from tapeless.interop.hf_import import is_hugging_face
 from tapeless.model.build import AnyModel, build_model
@@ -36,7 +36,7 @@ from tapeless.training.plan import resolve_seq_len
 from tapeless.training.process import default_device, limit_threads, usable_device
 from tapeless.training.rotation import remove_stale
 from tapeless.training.run_config import Change, RunConfig, check_resume, read_run_config, write_run_config
-from tapeless.training.run_dir import UNFINISHED, RunDir, RunLock, environment, new_directory
+from tapeless.training.run_dir import RunDir, RunLock, environment
 from tapeless.training.trainer import REPEATED, Listener, Trainer
 
 log = logging.getLogger("tapeless")
@@ -88,8 +88,8 @@ def create_run(
 ) -> tuple[RunDir, RunConfig, Dataset]:
     """A new run directory with everything a resume needs; it is removed again if the data or the model cannot be used.
     facts: more of them for [data] of config.toml."""
-    with new_directory(out_dir):
-        run = RunDir.create(out_dir)
+    run = RunDir.create(out_dir)
+    try:
         train_config = import_base_model(resolve_defaults(model_config, train_config), run, argv)
         data = prepare(train_config, model_config.vocab_size, run.path, **text_format(train_config))
         known = {"tokenizer_hash": data.tokenizer.fingerprint, "dataset_fingerprint": data.fingerprint, **(facts or {})}
@@ -98,6 +98,11 @@ def create_run(
         config = RunConfig(model_config, train_config, known, required_plugins(model_config, train_config))
         write_run_config(run.config, config)
         write_json(run.env, environment(argv))
+    except BaseException as error:  # also Ctrl-C: an incomplete directory would block the next attempt
+        shutil.rmtree(run.path, ignore_errors=True)
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise DISK_FULL(path=out_dir, detail="the data do not fit") from None
+        raise
     return run, config, data
 
 
@@ -181,8 +186,6 @@ class Recorder:
         self._waiting: list[dict[str, Any]] = []
         self._delivered = 0.0
         self.lock = RunLock(run.lock)
-        with suppress(OSError):
-            (run.path / UNFINISHED).unlink(missing_ok=True)  # of a process that was killed as soon as the run could begin
         try:
             self.log = MetricsLog(run.metrics, on_warning=self._warn)
         except BaseException:

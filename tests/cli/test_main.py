@@ -1,7 +1,5 @@
 """The command line as such: help, versions, and every mistake turned into one line and exit status 2."""
 
-import errno
-import os
 import subprocess
 import sys
 
@@ -80,18 +78,3 @@ def test_an_unforeseen_failure_is_one_line_too_and_debug_shows_the_traceback(cap
     assert "error[INTERNAL]: KeyError: 'boom'" in capsys.readouterr().err
     with pytest.raises(KeyError):
         main(["--debug", "gradcheck"])
-
-
-def test_a_disk_that_fails_where_nothing_was_prepared_for_it_is_no_internal_error(capsys, monkeypatch):
-    from tapeless.cli import gradcheck
-
-    def explode(args):
-        raise OSError(number, os.strerror(number), "run/train.bin")
-
-    monkeypatch.setattr(gradcheck, "run", explode)
-    number = errno.EIO
-    assert main(["gradcheck"]) == 1
-    assert capsys.readouterr().err.startswith("error[MACHINE]: run/train.bin: Input/output error; check the disk")
-    number = errno.ENOTDIR
-    assert main(["gradcheck"]) == 1
-    assert "error[INTERNAL]: NotADirectoryError" in capsys.readouterr().err

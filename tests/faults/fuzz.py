@@ -2,7 +2,7 @@
 its work; it neither crashes nor hangs, and it does not take changed bytes of a run for those that were written.
 
 A number is a case, always the same one: `python tests/faults/fuzz.py 4711` shows it. Inputs that once found a defect are in
-corpus/: tests/faults/test_campaign.py reads them all, and those that are texts are mutated too."""
+corpus/, and tests/faults/test_campaign.py reads them all."""
 
 import contextlib
 import io
@@ -40,7 +40,6 @@ from tapeless.training.run_dir import RunDir
 LIMIT = 10  # seconds that one input may take
 MEMORY = 3 << 30  # bytes that a worker may take on top of what it begins with
 BATCH = 1000  # inputs of one worker
-CORPUS = Path(__file__).with_name("corpus")
 TRAIN = shlex.join(FLAGS)
 TINY = "--max-steps 1 --no-verify --batch-size 1 --seq-len 4 --sample-tokens 2 --ops reference --eval-windows 1"
 
@@ -110,8 +109,6 @@ def make_subjects(folder: Path) -> int:
     ]
     for name, rows in (("records", records), ("pairs", pairs), ("talks", talks)):
         (texts / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    for path in CORPUS.glob("*.jsonl"):
-        shutil.copy(path, texts)
     compress(texts)
     for name in ("settings", "tokenizer"):
         (folder / name).mkdir()

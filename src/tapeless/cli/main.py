@@ -2,7 +2,6 @@
 Tested by: tests/cli/test_main.py."""
 
 import argparse
-import errno
 import logging
 import os
 import sys
@@ -11,7 +10,7 @@ from importlib import import_module
 
 import tapeless
 from tapeless.cli.parser import Parser
-from tapeless.errors import MachineError, TapelessError
+from tapeless.errors import TapelessError
 from tapeless.progress import busy, erase, shown
 from tapeless.start import print_any_character, raise_gc_threshold
 from tapeless.training.phases import Phases, process_age
@@ -20,8 +19,6 @@ from tapeless.training.phases import Phases, process_age
 COMMANDS = ["train", "presets", "estimate", "generate", "chat", "eval", "lm-eval", "report", "data", "tokenizer"]
 COMMANDS += ["export", "merge", "import", "gradcheck", "bench"]
 MODULES = {"eval": "evaluate", "import": "import_model"}
-# Failures of a machine. All other OSErrors that get here are errors of this software.
-MACHINE = {errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EMFILE, errno.ENFILE, errno.ESTALE, errno.ENOMEM}
 EXIT_STATUS = """exit status:
   0  done                                      3    verification failed
   1  failed while running                      4    diverged, stopped by a guard
@@ -97,10 +94,6 @@ def main(argv: list[str] | None = None) -> int:
     except Exception as error:
         if args.debug:
             raise
-        if isinstance(error, OSError) and error.errno in MACHINE:
-            where, reason = error.filename or "a file", error.strerror
-            print(f"error[{MachineError.code}]: {where}: {reason}; {MachineError.fix}", file=sys.stderr)
-            return MachineError.exit_status
         print(f"error[INTERNAL]: {type(error).__name__}: {error}; run `tapeless --debug …` for the traceback", file=sys.stderr)
         return 1
 

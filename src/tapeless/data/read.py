@@ -188,8 +188,6 @@ def read_records(path: Path, field: str) -> Iterator[tuple[int, Any]]:
                     record = json.loads(text)
                 except json.JSONDecodeError as error:
                     raise NOT_JSON(path=where, line=number, reason=f"{error.msg} at column {error.colno}") from None
-                except ValueError as error:  # an integer of thousands of digits
-                    raise NOT_JSON(path=where, line=number, reason=str(error).partition(";")[0]) from None
                 except RecursionError:
                     raise BAD_RECORD(path=where, line=number, field=field, got="one that is nested too deeply") from None
                 yield number, record

@@ -45,14 +45,6 @@ class WriteError(DiskError):
     fix = "free some space or check the disk, then resume from the last checkpoint: `tapeless train resume RUN`"
 
 
-class MachineError(DiskError):
-    """A disk, a network drive or the limit of open files, where a command has no better answer to its failure."""
-
-    code = "MACHINE"
-    exit_status = 1
-    fix = "check the disk and its free space, then repeat the command"
-
-
 class TooLargeError(TapelessError, MemoryError):
     """A run that needs more memory than is free, found before it starts."""
 

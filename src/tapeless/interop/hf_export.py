@@ -96,7 +96,6 @@ def _remove(path: Path) -> None:
 
 
 def _write_shards(folder: Path, tensors: Mapping[str, Tensor], shard_bytes: int) -> int:
-    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     shards: list[dict[str, Tensor]] = [{}]
@@ -107,10 +106,7 @@ def _write_shards(folder: Path, tensors: Mapping[str, Tensor], shard_bytes: int)
     count = len(shards)
     names = [WEIGHTS] if count == 1 else [f"model-{i + 1:05d}-of-{count:05d}.safetensors" for i in range(count)]
     for name, shard in zip(names, shards, strict=True):
-        try:
-            save_file(shard, folder / name, {"format": "pt"})
-        except SafetensorError as error:  # which hides the operating system's
-            raise OSError(str(error)) from error
+        save_file(shard, folder / name, {"format": "pt"})
         (folder / name).chmod(folder.stat().st_mode & 0o666)  # safetensors lets only the owner read it
     if count > 1:
         weight_map = {tensor: name for name, shard in zip(names, shards, strict=True) for tensor in shard}

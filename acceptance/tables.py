@@ -119,7 +119,6 @@ TRAINED = (
     "cllm_training",
     "shakespeare",
     "stops",
-    "torture",
     "slow_disk",
     "one_writer",
     "guards",

@@ -185,9 +185,19 @@ def to_the_end(writer: Writer, folder: Path, output: Path, expected: Any, first:
         else:
             argv, removed, in_the_way = writer.argv(folder), True, True
             remove(folder / writer.makes)
-    if not problems and writer.result(folder) != expected:
-        problems.append("another result")
+    if not problems and (found := writer.result(folder)) != expected:
+        problems.append(f"another result: {difference(found, expected)}")
     return Ended(bool(HAPPENED[0]), statuses.count(KILLED), statuses, problems, in_the_way)
+
+
+def difference(found: Any, expected: Any) -> str:
+    """Where two results differ: names of files, and the lines of metrics that only one has."""
+    if not isinstance(found, dict) or not isinstance(expected, dict):
+        return "nothing was made" if found is None else "its bytes"
+    names = [name for name in found.keys() | expected.keys() if found.get(name) != expected.get(name)]
+    lines = [one.get("lines", []) for one in (found, expected)]
+    only = [[line for line in a if line not in b] for a, b in (lines, lines[::-1])]
+    return f"{', '.join(sorted(names))}; lines {only[0][:3]}, expected {only[1][:3]}"
 
 
 def contents(writer: Writer, folder: Path) -> dict[str, str]:

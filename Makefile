@@ -4,9 +4,10 @@ VENV    := .venv
 BIN     := $(VENV)/bin
 READY   := $(VENV)/.ready
 WORKERS ?= 2
+SIZE    ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lint test test-slow mutants train docs wheel bench accept clean
+.PHONY: help setup lint test test-slow mutants train docs wheel bench accept torture clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/\1|\2/' | awk -F'|' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -57,6 +58,10 @@ bench: $(READY)  ## measure what docs/performance.md says: half an hour on two q
 accept: $(READY)  ## measure every claim, print claim, bound, value and verdict
 	$(BIN)/python acceptance/run.py
 	$(BIN)/python acceptance/tables.py
+
+# A night on two cores; make torture SIZE=0.01 PARTS=kills takes minutes. Needs Linux and cc.
+torture: $(READY)  ## kill, fail, damage and mutate everything that is written or read
+	OMP_NUM_THREADS=1 nice $(BIN)/python acceptance/torture.py $(SIZE) $(PARTS)
 
 clean:  ## remove .venv and everything generated
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache

@@ -1,5 +1,5 @@
 """What the scripts about faults and mutants share: the modules of tests/, which the tests use for a few cases of each and these
-scripts for all. `argument()` is a smaller number for a try, such as `python acceptance/corruptions.py 100`."""
+scripts for all. `argument()` is a smaller number for a try, such as `python acceptance/one_writer.py 2`."""
 
 import os
 import sys

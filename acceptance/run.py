@@ -10,8 +10,8 @@ from pathlib import Path
 from claim import SKIPPED
 
 HOME = Path(__file__).resolve().parent
-NOT_CLAIMS = {"run", "claim", "tables", "performance_tables", "training", "killed", "browser", "harness", "gguf_worker"}
-NOT_CLAIMS |= {"fine_tuning_worker"}
+NOT_CLAIMS = {"run", "claim", "tables", "performance_tables", "training", "browser", "harness", "gguf_worker"}
+NOT_CLAIMS |= {"fine_tuning_worker", "torture"}  # torture takes a night: `make torture`
 
 
 def main(wanted: list[str]) -> int:

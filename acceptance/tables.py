@@ -90,7 +90,7 @@ def mutants() -> str:
 
 
 def interop() -> str:
-    names = ("hugging_face", "continued_elsewhere", "gguf_files", "hostile_files")
+    names = ("hugging_face", "continued_elsewhere", "gguf_files")
     theirs, machine = result("hugging_face")["transformers"], measured_on(result("hugging_face")["machine"])
     versions = f"By transformers {theirs} and llama-cpp-python {result('gguf_files')['llama_cpp_python']}."
     return "\n".join([*claims(*names), "", f"{versions} {machine}"]) + "\n"
@@ -118,12 +118,8 @@ TRAINED = (
     "markov",
     "cllm_training",
     "shakespeare",
-    "kills",
-    "random_kills",
-    "kill_points",
-    "failing_disk",
+    "stops",
     "slow_disk",
-    "corruptions",
     "one_writer",
     "guards",
     "cost_of_care",
@@ -141,9 +137,6 @@ REWORDED = {
     "a text that begins with ": "generation from the prompt ",
     "equal to the unbroken run's, no line of the metrics lost or doubled": (
         "equal to the uninterrupted run's, no metrics line lost or duplicated"
-    ),
-    "found, named, refused or passed over, left as they are, never": (
-        "detected, named, refused or skipped, left unchanged, never"
     ),
     "and the end of the run that was let be": "and the final state of the uninterrupted run",
     "--paranoid": "--check-invariants-every",

@@ -43,6 +43,17 @@ def environment(threads: int | None) -> dict[str, str]:
     return os.environ | ({} if threads is None else {"OMP_NUM_THREADS": str(threads)})
 
 
+def start(*arguments: object) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        command("train", *arguments), env=environment(1), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+
+
+def to_the_end(*arguments: object) -> None:
+    if (code := start(*arguments).wait()) != 0:
+        raise SystemExit(f"tapeless train {arguments[0]} failed with exit status {code}")
+
+
 def train(run: RunDir, *arguments: object, threads: int | None = None) -> Done:
     """A new run; it has to succeed."""
     done = tapeless("train", "new", "--out-dir", run.path, *arguments, threads=threads)

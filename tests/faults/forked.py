@@ -6,6 +6,7 @@ what a run would, torch's compiler too, which the dry run of the reference ops l
 import os
 import random
 import signal
+import sys
 import time
 import traceback
 from collections.abc import Callable
@@ -21,15 +22,17 @@ KILLED = -signal.SIGKILL
 
 
 class Child:
-    def __init__(self, work: Callable[[], int], errors: Path | str = os.devnull):
-        """work: its exit status. errors: where stderr goes."""
+    def __init__(self, work: Callable[[], int], errors: Path | str = os.devnull, output: Path | str = os.devnull):
+        """work: its exit status. errors, output: where stderr and stdout go."""
         self.pid = os.fork()
         if self.pid == 0:
             status = 70  # as of software that fails where nobody thought it could
             try:
-                os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-                os.dup2(os.open(errors, os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
+                for number, path in ((1, output), (2, errors)):
+                    os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666), number)
                 status = work()
+                with suppress(OSError):  # as the interpreter does at its end
+                    sys.stdout.flush()
             except BaseException:
                 traceback.print_exc()
             finally:
@@ -53,9 +56,9 @@ class Child:
         return None
 
 
-def killed_at_random(work: Callable[[], int], draw: random.Random, longest: float) -> int:
+def killed_at_random(work: Callable[[], int], draw: random.Random, longest: float, output: Path) -> int:
     """Its status, or KILLED after a random time."""
-    child = Child(work)
+    child = Child(work, output, output)
     status = child.wait_for(draw.uniform(0.0, longest))
     if status is not None:
         return status

@@ -1,5 +1,5 @@
 """Damaged checkpoints: found, named, survived, left as they are; and the run that goes on comes to the same end. A hundred
-cases here, two thousand in acceptance/corruptions.py."""
+cases here, two thousand in `make torture`."""
 
 import shutil
 from pathlib import Path
@@ -80,7 +80,7 @@ def test_checkpoints_that_are_gone_are_not_begun_again_in_silence(whole: RunDir)
         assert run.metrics.read_bytes() == lines
 
 
-@pytest.mark.parametrize("content", [b"step-00000002\n", b"step-00000004\n", b"rubbish", None])
+@pytest.mark.parametrize("content", [b"step-00000002\n", b"step-00000004\n", b"rubbish", b"step-" + b"9" * 5000, None])
 def test_a_stale_best_is_put_right(whole: RunDir, content: bytes | None, tmp_path: Path):
     expected = (whole.checkpoints / "best").read_bytes()
     run = RunDir(shutil.copytree(whole.path, tmp_path / "run"))

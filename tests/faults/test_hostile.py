@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from hostile import RAW, STRUCTURED, base_directories, judged, mutants
 from interop_fixtures import change_json, exported
+from mutators import RAW, STRUCTURED, base_directories, judged, mutants
 from safetensors.torch import load_file, save_file
 
 from tapeless.cli.main import main
@@ -20,7 +20,7 @@ from tapeless.errors import DataError, InputError, TapelessError, UntrustedFileE
 from tapeless.interop.hf_import import read_model
 from tapeless.interop.tensor_file import Entry, TensorFile
 
-MUTATIONS, LIMIT = 500, 5.0
+MUTATIONS, LIMIT = 200, 5.0
 
 
 def rewritten(folder: Path, **changes: torch.Tensor | None) -> None:

@@ -44,7 +44,7 @@ STATE_FIELDS |= {"functions", "seal"}
 ADDED = dict.fromkeys(("base", "functions", "seal"))  # fields added later: None in older checkpoints
 PIECE = 2**25  # bytes that are copied from a GPU at a time
 AT_ONCE = 2**28  # bytes of tensors from which on files are written at the same time
-STEP_NAME = re.compile(r"step-(\d{8,})")
+STEP_NAME = re.compile(r"step-(\d{8,18})")
 
 
 class Checkpoint(NamedTuple):

@@ -1,14 +1,16 @@
-"""Hugging Face directories made wrong on purpose: whatever is in them, the reader answers with a model or an error of ours.
+"""Files made wrong on purpose. A mutation changes a file as damage would (bits, lengths), as a careless writer would (values,
+keys) or as an attacker would (offsets, sizes, paths, links, pipes). It knows the structure of JSON, JSONL, TOML, tensor files,
+arrays and templates, and changes one value in them. The same seed makes the same directory.
+Used by: fuzz.py; by tests/faults/test_hostile.py for directories of Hugging Face alone."""
 
-A mutation changes a file as damage would (bits, lengths), as a careless writer would (values, keys) or as an attacker would
-(offsets, sizes, paths, links, pipes). The same seed makes the same directory.
-Used by: tests/faults/test_hostile.py; at length by acceptance/hostile_files.py."""
-
+import ast
 import copy
 import json
 import os
 import random
+import re
 import shutil
+import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -35,7 +37,24 @@ VALUES: list[Any] = [
     *(float("nan"), float("inf"), "", "x", "F32", "BF16", "I64", "silu", "../../etc/passwd", "/etc/passwd", "a\0b", "\ud800"),
     *("C:\\x", "config.json", "model.safetensors", [], {}, [0], [-1, 3], [2**62] * 4, [[[]]], {"a": {"b": []}}, [0, 2**63 - 1]),
     *(["LlamaForCausalLM"], ["GPT2LMHeadModel"], ["Qwen3ForCausalLM"], {"rope_type": "yarn"}, "\x1b[2J\n", "a" * 5000),
+    *(
+        "{% for i in range(10**9) %}x{% endfor %}",
+        "{{ 'a' * 10**9 }}",
+        "{{ messages.__class__ }}",
+        "{% if %}",
+        "{{ messages }}",
+    ),
+    *(
+        "((a+)+)+$",
+        "[^\\\\s]",
+        "",
+        "\\u00e9",
+        "Ġ" * 50,
+        {"Regex": "(a|a)*b"},
+        {"type": "Replace", "pattern": {"String": ""}, "content": "xx"},
+    ),
 ]
+HUGE_NUMBER = b"9" * 5000  # more digits than Python converts
 
 
 def base_directories(folder: Path, tokenizer: Tokenizer | None = None) -> list[Path]:
@@ -72,12 +91,17 @@ def mutants(bases: list[Path], scratch: Path, seeds: range) -> Iterator[tuple[in
         yield seed, "; ".join(done), folder
 
 
-def mutate(folder: Path, draw: random.Random) -> str:
-    files = sorted(path for path in folder.iterdir() if path.is_file() and not path.is_symlink())
+def mutate(folder: Path, draw: random.Random, *, special: bool = True) -> str:
+    """special: also links, pipes and folders, which only a reader of untrusted directories has to tell from files: a pipe given
+    as a text waits for its writer, as with every program."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
+    if not files:  # an earlier mutation made a pipe or a link of the only one
+        return "nothing"
     path = draw.choice([*files, *(file for file in files if file.suffix == ".safetensors")])  # weights twice as often
-    change = draw.choice(STRUCTURED if draw.random() < 0.7 else RAW)
+    raw = [change for change in RAW if special or change not in (link, pipe)]
+    change = draw.choice(STRUCTURED if draw.random() < 0.7 else raw)
     change(path, draw)
-    return f"{change.__name__} {path.name}"
+    return f"{change.__name__} {path.relative_to(folder)}"
 
 
 def flip_bits(path: Path, draw: random.Random) -> None:
@@ -172,16 +196,25 @@ def nest(path: Path, draw: random.Random) -> None:
     path.write_text(draw.choice(("[" * depth, '{"a":' * depth, "[" * depth + "]" * depth)))
 
 
+def put_digits(path: Path, draw: random.Random) -> None:
+    """A number becomes one that is too long to be read."""
+    content = path.read_bytes()
+    numbers = list(re.finditer(rb"\d+", content[:100_000]))
+    if numbers:
+        found = draw.choice(numbers)
+        path.write_bytes(content[: found.start()] + HUGE_NUMBER + content[found.end() :])
+
+
 def twice(path: Path, draw: random.Random) -> None:
     """Every name stands there twice."""
     content, header = _parts(path)
-    inner = json.dumps(header)[1:-1]
+    inner = json.dumps(header, default=str)[1:-1]
     _put_back(path, content, f"{{{inner},{inner}}}".encode())
 
 
 RAW: list[Callable[[Path, random.Random], None]] = [flip_bits, cut_off, put_in, set_length, exchange, link, pipe, rename, nest]
 STRUCTURED: list[Callable[[Path, random.Random], None]] = [
-    *(set_value, set_value, set_value, set_value, remove_key, copy_value, add_key, flip_bits, twice)
+    *(set_value, set_value, set_value, set_value, remove_key, copy_value, add_key, flip_bits, twice, put_digits)
 ]
 
 
@@ -191,7 +224,7 @@ def _edit(path: Path, draw: random.Random, change: Callable[[Any, Any], None], t
         places = list(_places(header))
         if places:
             change(*draw.choice(places))
-    _put_back(path, content, json.dumps(header).encode())
+    _put_back(path, content, header)
 
 
 def _places(value: Any) -> Iterator[tuple[Any, Any]]:
@@ -203,16 +236,48 @@ def _places(value: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def _parts(path: Path) -> tuple[bytes | None, Any]:
-    """The tensors behind a header, and the header; or None, and the JSON of the file. What is neither is an empty table."""
+    """What is behind a header, and the header; or None, and the values of the file. What is neither is an empty table."""
     content = path.read_bytes()
-    length = int.from_bytes(content[:8], "little")
     try:
-        if path.suffix == ".safetensors":
-            return content[8 + length :], json.loads(content[8 : 8 + length])
-        return None, json.loads(content)
-    except (ValueError, RecursionError):
+        match path.suffix:
+            case ".safetensors":
+                length = int.from_bytes(content[:8], "little")
+                return content[8 + length :], json.loads(content[8 : 8 + length])
+            case ".npy":
+                length = int.from_bytes(content[8:10], "little")
+                return content[10 + length :], ast.literal_eval(content[10 : 10 + length].decode())
+            case ".jsonl":
+                return None, [json.loads(line) for line in content.splitlines()]
+            case ".toml":
+                return None, tomllib.loads(content.decode())
+            case ".jinja":
+                return None, re.findall(r"{[{%].*?[%}]}|[^{]+|{", content.decode(), re.DOTALL)
+            case _:
+                return None, json.loads(content)
+    except (ValueError, RecursionError, SyntaxError):
         return None, {}
 
 
-def _put_back(path: Path, tensors: bytes | None, header: bytes) -> None:
-    path.write_bytes(header if tensors is None else len(header).to_bytes(8, "little") + header + tensors)
+def _put_back(path: Path, rest: bytes | None, values: Any) -> None:
+    if path.suffix == ".safetensors" and rest is not None:
+        header = values if isinstance(values, bytes) else json.dumps(values).encode()
+        content = len(header).to_bytes(8, "little") + header + rest
+    elif path.suffix == ".npy" and rest is not None:
+        header = (repr(values) + "\n").encode(errors="surrogatepass")
+        content = b"\x93NUMPY\1\0" + (len(header) & 0xFFFF).to_bytes(2, "little") + header + rest
+    elif isinstance(values, bytes):
+        content = values
+    elif path.suffix == ".jsonl" and isinstance(values, list):
+        content = "".join(json.dumps(value) + "\n" for value in values).encode()
+    elif path.suffix == ".toml" and isinstance(values, dict):
+        tables = "".join(
+            f"[{json.dumps(name)}]\n" + "".join(f"{json.dumps(key)} = {json.dumps(value)}\n" for key, value in table.items())
+            for name, table in values.items()
+            if isinstance(table, dict)
+        )
+        content = tables.encode()
+    elif path.suffix == ".jinja" and isinstance(values, list):
+        content = "".join(value if isinstance(value, str) else json.dumps(value) for value in values).encode(errors="replace")
+    else:
+        content = json.dumps(values).encode()
+    path.write_bytes(content)

@@ -119,6 +119,8 @@ TRAINED = (
     "cllm_training",
     "shakespeare",
     "stops",
+    "random_kills",
+    "kill_points",
     "slow_disk",
     "one_writer",
     "guards",

@@ -56,7 +56,7 @@ class Child:
         return None
 
 
-def killed_at_random(work: Callable[[], int], draw: random.Random, longest: float, output: Path) -> int:
+def killed_at_random(work: Callable[[], int], draw: random.Random, longest: float, output: Path | str = os.devnull) -> int:
     """Its status, or KILLED after a random time."""
     child = Child(work, output, output)
     status = child.wait_for(draw.uniform(0.0, longest))

@@ -55,7 +55,7 @@ def read_recipe(path: Path) -> Recipe:
         raise ConfigError(f"{path}: no such file") from None
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (ValueError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"{path}: not a TOML file: {error}") from None
     for name, values in tables.items():
         if name not in TABLES:

@@ -79,7 +79,7 @@ def read_run_config(path: Path) -> RunConfig:
         tables = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such file; is {path.parent} the directory of a run?") from None
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, UnicodeDecodeError, ValueError) as error:
         raise ConfigError(f"{path}: cannot be read: {error}") from None
     kinds = [kind for kind in KINDS if kind in tables]
     whole = len(kinds) == 1 and set(tables) - {"plugins"} == {*kinds, "train", "data"}

@@ -160,7 +160,7 @@ with scratch() as folder:
         for name, change in hostile.items():
             (folder / "tokenizer.json").write_text(json.dumps(spec | change))
             began = time.monotonic()
-            found = tapeless("tokenizer", "info", folder / "tokenizer.json", folder / "a.txt")
+            found = tapeless("tokenizer", "info", folder / "tokenizer.json", "--text", folder / "a.txt")
             seconds = time.monotonic() - began
             check("6", f"a tokenizer with {name}, {seconds:.0f} s", found, one_line(found, "DATA") and seconds < 30)
 

@@ -226,7 +226,7 @@ def setting(text: str) -> tuple[str, str, Any]:
 
     try:
         parsed = tomllib.loads(f"value = {value}")["value"]
-    except tomllib.TOMLDecodeError:
+    except ValueError:
         parsed = value.strip()
     if isinstance(parsed, float) and parsed.is_integer() and abs(parsed) <= EXACT:
         parsed = int(parsed)  # max_steps=1e3; a field that is a float takes it too

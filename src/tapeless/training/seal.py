@@ -4,7 +4,7 @@
     ops, code, numba.*, triton, gpu …   what computes: the ops in use, their sources and libraries, and settings of those
 A flat record of readable values, so that a difference has a name. A resume refuses or announces differences (runs.py, the
 trainer), whoever loads a model refuses another model (require_same_model), and `tapeless train verify` names them.
-Tested by: tests/train/test_seal.py, tests/faults/test_sealed_runs.py."""
+Tested by: tests/train/test_seal.py, tests/faults/test_moved.py."""
 
 import hashlib
 import os

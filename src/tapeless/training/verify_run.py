@@ -3,7 +3,7 @@
 config.toml against its hash and the checkpoints, data and tokenizer against theirs, every file of every checkpoint against its
 manifest, metrics.jsonl against itself and the checkpoints, latest and best. Steps are executed again by replay.py. What nothing
 is computed from is not checked: env.json, the report, samples and dumps.
-Tested by: tests/train/test_verify_run.py, tests/faults/test_sealed_runs.py."""
+Tested by: tests/train/test_verify_run.py, tests/faults/test_moved.py."""
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial

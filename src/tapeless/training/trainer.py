@@ -401,7 +401,7 @@ class Trainer:
             cut: list[bool] = []
 
             def interrupted(sample: int, token: int) -> bool:
-                if self.stopped():
+                if self._stop_requested():  # not out of time: a budget shorter than a sample would never get beyond it
                     cut.append(True)
                 return bool(cut)
 

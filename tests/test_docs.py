@@ -197,9 +197,7 @@ def shortened(command: list[str]) -> list[str]:
         existing = "--init-from" in command and "--config" not in command  # its layers are those of the other run
         return [*command, *FEW_STEPS, *([] if existing else ["--num-layers", "1"])]
     if command[0] == "estimate":  # tests/estimate/test_calibrate.py measures
-        elsewhere = (
-            ["--ops", "triton"] if {"--device", "--memory"} & {*command} else []
-        )  # reference ops are the default of tests
+        elsewhere = ["--ops", "triton"] if {"--device", "--memory"} & {*command} else []
         return [*command, "--num-layers", "1", "--no-calibrate", *elsewhere]
     if command[:2] == ["train", "resume"] and "--max-steps" in command:
         return [*command, "--max-steps", "9"]

@@ -1,6 +1,6 @@
 """Plain-text tables, rows of a label and a text, and text from elsewhere that is safe to print.
 
-Tested by: tests/test_text.py."""
+Tested by: tests/test_plain_text.py."""
 
 import textwrap
 from collections.abc import Sequence

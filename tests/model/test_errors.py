@@ -108,7 +108,7 @@ def test_other_positions_have_no_end():
         ({"norm_bias": True}, "norm_bias needs norm = 'layer'"),
         ({"ffn": "swigly"}, "ffn is 'swigly'; did you mean 'swiglu'?"),
         ({"dropout": 1.0}, r"dropout must be in \[0, 1\), got 1.0"),
-        ({"num_layers": 0}, "num_layers must be at least 1, got 0"),
+        ({"num_layers": 0}, r"num_layers must be in \[1, 10000\), got 0"),
     ],
 )
 def test_configurations_that_no_model_can_have(choices: dict, message: str):

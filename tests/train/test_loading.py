@@ -12,7 +12,7 @@ import torch
 import tapeless
 from tapeless.cli.main import main
 from tapeless.errors import CheckpointError, ConfigError
-from tapeless.training.run_config import read_run_config
+from tapeless.training.run_config import read_run_config, write_run_config
 from tapeless.training.runs import create_run, make_model
 
 TEXT = "every forward has its backward, and every backward has its judges\n" * 20
@@ -86,7 +86,9 @@ def from_a_gpu(run) -> Path:
     for name, value in ELSEWHERE.items():
         text = re.sub(rf"^{name} = .*\n", "", text, flags=re.M).replace("[train]\n", f"[train]\n{name} = {value}\n")
     (path / "config.toml").write_text(text)
-    recorded = read_run_config(path / "config.toml").train
+    config = read_run_config(path / "config.toml")
+    write_run_config(path / "config.toml", config)  # not edited by hand
+    recorded = config.train
     assert (recorded.device, recorded.dtype, recorded.threads, recorded.deterministic) == ("cuda:7", "fp8", 6400, True)
     return path
 

@@ -7,7 +7,7 @@ all memory. Each runs in a process with `Limits`, and whatever ends that process
     request   seconds, as text (empty: any number); arguments      reply   code of an error, or nothing; results, or its text
 The first request is answered by the function that `make` names ("module:function"): it returns the function for the rest. An
 alarm of the operating system ends a process that takes too long, even inside of a package; a process ends with its pipe.
-Tested by: tests/data/test_worker.py."""
+Tested by: tests/data/test_limited_worker.py."""
 
 import contextlib
 import os

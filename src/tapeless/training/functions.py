@@ -5,7 +5,7 @@ step is 0 before the first update. Both are asked once per step. A function of t
 iterable is started again, which is the next epoch, and a resume skips what the run has seen. That they still give what the run
 was trained with is not assumed: a checkpoint holds the hash of its last batch and its last learning rate; a resume asks for
 both again, and ends if they are others. Before the first step a function is asked twice for its first batch.
-Tested by: tests/train/test_functions.py."""
+Tested by: tests/train/test_caller_functions.py."""
 
 import hashlib
 import math

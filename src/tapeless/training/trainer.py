@@ -135,6 +135,7 @@ class Trainer:
         self.resumed_from: int | None = None
         self._writer: CheckpointWriter | None = None
         if run is not None:
+            run.checkpoints.mkdir(parents=True, exist_ok=True)  # later it is not made: the directory may have been renamed
             keep = {"keep_last": config.keep_last, "keep_every": config.keep_every}
             self._writer = CheckpointWriter(run.checkpoints, **keep, before_write=partial(self._before_write, run, before_save))
         self._saved_step: int | None = None  # of the last checkpoint, which may still be being written

@@ -142,7 +142,7 @@ def test_for_hopper(tmp_path: Path):
 
 
 def test_a_row_is_summed_in_one_order(tmp_path: Path):
-    """Programs of 16 and of 32 rows have the same matmul instructions, and spread a row over the same threads."""
+    """Programs of 16 and of 32 rows have the same matmul instructions, and no other sums."""
     orders: dict[str, dict[int, Any]] = defaultdict(dict)
     names = set()
     for line in output_of(GENERATION, tmp_path).splitlines():
@@ -153,5 +153,4 @@ def test_a_row_is_summed_in_one_order(tmp_path: Path):
     assert names == OF_GENERATION
     in_both = [(of[16], of[32]) for of in orders.values() if 32 in of]
     assert len(in_both) == 4
-    assert any(sums for sums, _ in in_both)
-    assert all(of_16 == of_32 for of_16, of_32 in in_both)
+    assert not any(sums for pair in in_both for sums in pair)

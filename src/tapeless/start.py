@@ -16,8 +16,8 @@ def raise_gc_threshold() -> None:
 
 
 def freeze_imports() -> None:
-    """What imports allocated lives as long as the process: from here on no collection walks it, which between two steps takes a
-    quarter of a second, and after the last word of a command more. Only where this process runs a command."""
+    """What imports allocated lives as long as the process: from here on no collection walks it, which takes time between two
+    steps and after the last output of a command. Only where this process runs a command."""
     if gc.get_threshold()[0] == OBJECTS:
         gc.freeze()
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from tapeless.config.fields import check_fields, option, require
 
-MAX_TOKENS = 200  # to generate, if nothing else is said
+MAX_TOKENS = 200  # to generate by default
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from tapeless.training.checkpoint import MODEL, Checkpoint, point_to, read_check
 from tapeless.training.run_config import RunConfig
 
 PATH, HASH = "base_checkpoint", "base_sha256"
-KEPT = {"config.toml", "env.json", "tokenizer.json", GENERATION, CHAT_TEMPLATE}  # of the base, beside its checkpoint
+KEPT = {"config.toml", "env.json", "tokenizer.json", GENERATION, CHAT_TEMPLATE}  # of the base, next to its checkpoint
 
 
 def base_facts(checkpoint: Path, run: Path) -> dict[str, str]:

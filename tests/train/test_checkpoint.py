@@ -11,7 +11,7 @@ from checkpoint_fixtures import EARLIEST_STATE, assert_is, flip, rewrite_state, 
 from torch import Tensor
 
 from tapeless.config import ModelConfig
-from tapeless.data.files import file_sha256, write_json
+from tapeless.data.files import file_sha256, readable_json, write_json
 from tapeless.errors import CheckpointError, DamagedError
 from tapeless.model.transformer import Transformer
 from tapeless.optim import AdamW
@@ -304,10 +304,22 @@ def test_tensor_files_are_as_readable_as_the_others(folder: Path):
     assert len(modes) == 1
 
 
-def test_large_files_are_written_at_the_same_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    given = {"w": torch.randn(30, 5), "b": torch.randn(7)}, {"exp_avg": {"w": torch.randn(30, 5)}}
-    expected = save_checkpoint(tmp_path / "a", *given, state_at(3))
+@pytest.mark.parametrize("kinds", [(), ("momentum",), ("exp_avg", "exp_avg_sq", "ema")], ids=len)
+def test_large_files_are_written_at_the_same_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kinds: tuple[str, ...]):
+    params, optim = {"w": torch.randn(30, 5), "b": torch.randn(7)}, {kind: {"w": torch.randn(30, 5)} for kind in kinds}
+    expected = read_checkpoint(save_checkpoint(tmp_path / "a", params, optim, state_at(3)))
     monkeypatch.setattr(checkpoint, "AT_ONCE", 0)
-    found = save_checkpoint(tmp_path / "b", *given, state_at(3))
-    names = ("model.safetensors", "optim.safetensors", "state.json", "MANIFEST.json")
-    assert [(found / name).read_bytes() for name in names] == [(expected / name).read_bytes() for name in names]
+    path = save_checkpoint(tmp_path / "b", params, optim, state_at(3))
+    several = [f"optim-0000{i}-of-00003.safetensors" for i in range(3)]
+    names = {"MANIFEST.json", "model.safetensors", "state.json", *(several if len(kinds) == 3 else ["optim.safetensors"])}
+    assert {file.name for file in path.iterdir()} == names
+    found = read_checkpoint(path)
+    assert found.state == expected.state
+    assert found.params["w"].equal(params["w"])
+    assert {kind: views["w"].tolist() for kind, views in found.optim.items()} == {k: v["w"].tolist() for k, v in optim.items()}
+    if len(kinds) == 3:
+        manifest = json.loads((path / "MANIFEST.json").read_text())
+        manifest["files"] = [file for file in manifest["files"] if file["name"] != several[1]]
+        (path / "MANIFEST.json").write_bytes(readable_json(manifest))
+        with pytest.raises(DamagedError, match="is damaged: expected"):
+            read_checkpoint(path)

@@ -10,12 +10,14 @@ import pytest
 import torch
 from run_fixtures import MODEL, begin_run, config, dataset, events, play, state
 
-from tapeless.config import SimpleLMConfig, TrainConfig
+from tapeless.config import Sampling, SimpleLMConfig, TrainConfig
+from tapeless.data.prepare import open_prepared
 from tapeless.errors import ConfigError, NonFiniteError
+from tapeless.generate.engine import Engine, generate
 from tapeless.model.build import build_model
 from tapeless.optim.schedule import learning_rate
 from tapeless.training import trainer as module
-from tapeless.training.checkpoint import checkpoints, load_checkpoint, pointed
+from tapeless.training.checkpoint import checkpoints, load_checkpoint, pointed, read_checkpoint, restore
 from tapeless.training.checkpoint_writer import CheckpointWriter
 from tapeless.training.evaluate import Evaluation
 from tapeless.training.metrics_log import read_metrics
@@ -223,14 +225,29 @@ def test_a_model_without_attention_trains_too(tmp_path: Path):
     assert losses[-1] < losses[0] - 2
 
 
-def test_samples_are_told_and_written(tmp_path: Path):
-    run = begin_run(tmp_path / "run", config(max_steps=4, sample_every=2, sample_prompt="the fox", sample_tokens=9))
+def test_samples_are_told_and_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    submit, submitted = Engine.submit, [0]
+
+    def failing_once(*args: Any, **options: Any) -> Any:
+        submitted[0] += 1
+        if submitted[0] == 2:
+            raise RuntimeError("no compiler")
+        return submit(*args, **options)
+
+    monkeypatch.setattr(Engine, "submit", failing_once)
+    options: dict[str, Any] = {"max_steps": 8, "sample_every": 2, "save_every": 2, "keep_last": 9}
+    run = begin_run(tmp_path / "run", config(**options, sample_prompt="the fox", sample_tokens=9, sample_temperature=0))
     play(run)
     told = {event["step"]: event["text"] for event in events(run, ["sample"])}
-    assert list(told) == [2, 4]
+    assert list(told) == [2, 6, 8]
+    tokenizer, model = open_prepared(run.path).tokenizer, build_model(MODEL)
     for step, text in told.items():
-        assert text.startswith("the fox")
         assert (run.samples / f"step-0000000{step}.txt").read_text() == text
+        saved = read_checkpoint(run.checkpoints / f"step-{step:08d}")
+        restore(model.params, saved.params, saved.path)
+        prompt, V = tokenizer.encode("the fox").tolist(), tokenizer.vocab_size
+        (ids,) = generate(model, prompt, max_tokens=9, vocab_size=V, sampling=Sampling(temperature=0))
+        assert text == tokenizer.decode([*prompt, *ids])
 
 
 @pytest.fixture
@@ -291,8 +308,8 @@ def test_tokens_per_second_count_the_loading_of_a_batch_but_no_pause(tmp_path: P
     monkeypatch.setattr("tapeless.training.trainer.time.perf_counter", lambda: clock[0])
     for name, seconds in (("next_batch", 0.25), ("_computed", 0.5)):
         slowed(Trainer, name, seconds)
-    for name, seconds in (("evaluate", 100.0), ("generate", 30.0)):
-        slowed(sys.modules[Trainer.__module__], name, seconds)
+    slowed(sys.modules[Trainer.__module__], "evaluate", 100.0)
+    slowed(Engine, "submit", 30.0)
     slowed(CheckpointWriter, "save", 7.0)
     told: list[dict[str, Any]] = []
     trainer = Trainer(

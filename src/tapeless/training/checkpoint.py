@@ -1,6 +1,7 @@
 """Checkpoints: written so that a kill at any moment leaves the previous one intact, read only after every byte is verified.
 
     checkpoints/step-00001000/   model.safetensors  optim.safetensors  state.json  MANIFEST.json
+                                 of a large model optim-00000-of-00002.safetensors …, one for each kind of state
     checkpoints/latest, best     text files with the name of a folder
 Writing: a `.tmp-` folder -> tensors -> state -> MANIFEST.json (name, size, sha256 taken while writing), each synced to the disk
 -> rename -> `latest`. A folder under its final name is therefore complete, and the manifest detects later damage.
@@ -63,7 +64,6 @@ def save_checkpoint(
     if set(state) != STATE_FIELDS:
         raise CheckpointError(f"the state of a checkpoint has the fields {sorted(STATE_FIELDS)}, got {sorted(state)}")
     known = {"format_version": FORMAT_VERSION, "threads": torch.get_num_threads(), "torch_version": torch.__version__}
-    moments = {f"{key}/{name}": x for key, views in optim_state.items() for name, x in views.items()}
     target = folder / f"step-{state['step']:08d}"
     tmp = folder / f".tmp-{os.getpid()}-{target.name}"
     try:
@@ -71,7 +71,7 @@ def save_checkpoint(
         folder.mkdir(exist_ok=True)  # without its parents: the directory of a run may just have been renamed
         tmp.mkdir()
         listed = [
-            *_write_tensors(tmp, {MODEL: params, OPTIM: moments}),
+            *_write_tensors(tmp, params, optim_state),
             write_synced(tmp / STATE, [readable_json(known | dict(state))]),
         ]
         write_synced(tmp / MANIFEST, [readable_json({"files": listed})])
@@ -89,17 +89,29 @@ def save_checkpoint(
     return target
 
 
-def _write_tensors(folder: Path, files: Mapping[str, Mapping[str, Tensor]]) -> list[dict[str, Any]]:
-    """Large files at the same time, since hashing keeps one core busy."""
+def _write_tensors(
+    folder: Path, params: Mapping[str, Tensor], optim_state: Mapping[str, Mapping[str, Tensor]]
+) -> list[dict[str, Any]]:
+    """Of a large model several files at the same time, since hashing one keeps one core busy."""
+    kinds = [{f"{kind}/{name}": x for name, x in views.items()} for kind, views in sorted(optim_state.items())]
+    large = sum(x.nbytes for tensors in (params, *kinds) for x in tensors.values()) >= AT_ONCE
+    if not large or not kinds:
+        kinds = [{key: x for tensors in kinds for key, x in tensors.items()}]
+    files: dict[str, Mapping[str, Tensor]] = {MODEL: params, **dict(zip(optim_names(len(kinds)), kinds, strict=True))}
 
     def write(name: str) -> dict[str, Any]:
         return write_synced(folder / name, tensor_file(files[name]))
 
-    if sum(x.nbytes for tensors in files.values() for x in tensors.values()) < AT_ONCE:
+    if not large:
         return [write(name) for name in files]
     with Threads() as threads:
         writing = [threads.submit(write, name) for name in files]
         return [file.result() for file in writing]
+
+
+def optim_names(count: int) -> list[str]:
+    """Of the files with the state of an optimizer."""
+    return [OPTIM] if count == 1 else [f"optim-{i:05d}-of-{count:05d}.safetensors" for i in range(count)]
 
 
 def tensor_file(tensors: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:
@@ -217,14 +229,16 @@ def read_checkpoint(path: Path) -> Checkpoint:
         state = ADDED | json.loads((path / STATE).read_bytes())
         if state["format_version"] > FORMAT_VERSION:
             raise NEWER_FORMAT(path=path, version=state["format_version"], known=FORMAT_VERSION)
-        if not {MODEL, OPTIM} <= names or not state.keys() >= STATE_FIELDS:
+        parts = sorted(name for name in names if name.startswith("optim"))
+        if MODEL not in names or parts != optim_names(len(parts)) or not state.keys() >= STATE_FIELDS:
             raise DamagedError(f"{path} is damaged: expected {MODEL}, {OPTIM} and {STATE} with {_listed(sorted(STATE_FIELDS))}")
         named = STEP_NAME.match(path.name)
         if named and int(named[1]) != state["step"]:
             raise DamagedError(f"{path} is damaged: expected step {int(named[1])}, got step {state['step']} in {STATE}")
-        for key, x in load_file(path / OPTIM).items():
-            kind, _, name = key.partition("/")
-            optim.setdefault(kind, {})[name] = x
+        for part in parts:
+            for key, x in load_file(path / part).items():
+                kind, _, name = key.partition("/")
+                optim.setdefault(kind, {})[name] = x
         return Checkpoint(load_file(path / MODEL), optim, state, path)
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError, SafetensorError) as error:
         # The manifest's hashes matched, so the disk is failing, or the folder is being deleted.

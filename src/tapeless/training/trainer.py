@@ -31,7 +31,7 @@ from tapeless.data.files import atomic_write
 from tapeless.data.loader import ExampleLoader, Loader, training_batches, validation_set
 from tapeless.data.prepare import Dataset
 from tapeless.errors import ConfigError, InvariantError, NonFiniteError, WriteError
-from tapeless.generate.engine import generate
+from tapeless.generate.engine import Engine
 from tapeless.model.build import AnyModel
 from tapeless.model.trained import checkpointed
 from tapeless.model.transformer import Transformer
@@ -125,6 +125,7 @@ class Trainer:
         self.reports_late = self._captured is not None and model.device.type != "cpu"
         self.spikes = SpikeGuard(config.spike_z)
         self._layer_stats = LayerStats(model, config.layer_stats_every)
+        self._engine: Engine | None = None  # of the samples: on a GPU it takes longer to capture than to run
         self.steps = self.samples = self.tokens = 0  # so far
         self.skipped = 0  # updates not made, because the loss was a spike
         self.last_loss: float | None = None
@@ -396,21 +397,17 @@ class Trainer:
         with self._pause("samples"):
             c, tokenizer = self.config, self.data.tokenizer
             prompt = tokenizer.encode(c.sample_prompt) if c.sample_prompt else self.data.beginning()
-            sampling, V = Sampling(temperature=c.sample_temperature, seed=c.seed), tokenizer.vocab_size
+            sampling = Sampling(temperature=c.sample_temperature, seed=c.seed)
             stop = generation_of(self.run_dir, tokenizer).eos_ids if self.run_dir else ()
-            options: dict[str, Any] = {"sampling": sampling, "vocab_size": V, "stop": stop}
-            cut: list[bool] = []
-
-            def interrupted(sample: int, token: int) -> bool:
+            engine, self._engine = self._engine, None  # none again if this raises: what its slots hold is then unknown
+            if engine is None:
+                engine = Engine(self.model, capacity=len(prompt) + c.sample_tokens, vocab_size=tokenizer.vocab_size)
+            stream = engine.submit(prompt, max_tokens=c.sample_tokens, sampling=sampling, stop=stop)
+            for _ in stream:
                 if self._stop_requested():  # not out of time: a budget shorter than a sample would never get beyond it
-                    cut.append(True)
-                return bool(cut)
-
-            options |= {"max_tokens": c.sample_tokens, "on_token": interrupted}
-            (ids,) = generate(self.model, prompt, **options)
-            if cut:
-                return None
-            text = tokenizer.decode([*prompt, *ids])
+                    return None
+            self._engine = engine
+            text = tokenizer.decode([*prompt, *stream.tokens])
             self._warn_if_write_fails(lambda: self._write_sample(text))
             self._emit("sample", text=text)
             return text

@@ -8,6 +8,7 @@ import os
 import shutil
 from pathlib import Path
 
+from tapeless.data.files import atomic_write
 from tapeless.training.run_dir import RunDir
 
 MOST = 64  # files that are kept open; more are shards of tokens, and stay lost
@@ -28,7 +29,8 @@ class OpenRun:
             self._files = {path.relative_to(run.path): os.open(path, os.O_RDONLY) for path in kept[:MOST]}
 
     def follow(self) -> str | None:
-        """Point the run to where its directory is now, or make it again; returns a warning if it was not in its place."""
+        """Point the run to where its directory is now, or make it again; returns a warning if it was not in its place. An
+        OSError if it cannot be made: the next call tries again."""
         if self._folder is None or _is_open(self.run.path, self._folder):
             return None
         before, now = self.run.path, _path_of(self._folder)
@@ -37,18 +39,21 @@ class OpenRun:
             return f"{before} was renamed while the run was training: it goes on in {now}"
         for folder in (before, self.run.checkpoints, self.run.samples):
             folder.mkdir(parents=True, exist_ok=True)
-        for path, descriptor in self._files.items():
-            if not (before / path).exists():
-                (before / path).parent.mkdir(parents=True, exist_ok=True)
-                with open(descriptor, "rb", closefd=False) as source, open(before / path, "xb") as target:
-                    source.seek(0)
-                    shutil.copyfileobj(source, target)
-        os.close(self._folder)
-        self._folder = os.open(before, os.O_RDONLY)
+        self.copy_to(before)
+        removed, self._folder = self._folder, os.open(before, os.O_RDONLY)
+        os.close(removed)
         return (
             f"{before} was removed while the run was training: it is made again, with its configuration, data and "
             "metrics.jsonl; earlier checkpoints, samples and reports are lost"
         )
+
+    def copy_to(self, folder: Path) -> None:
+        """The files that are kept open and are missing there, each as a whole or not at all."""
+        for path, descriptor in self._files.items():
+            if not (folder / path).exists():
+                with open(descriptor, "rb", closefd=False) as source, atomic_write(folder / path) as target:
+                    source.seek(0)
+                    shutil.copyfileobj(source, target)
 
     def close(self) -> None:
         for descriptor in (*self._files.values(), *([] if self._folder is None else [self._folder])):

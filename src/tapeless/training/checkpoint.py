@@ -248,11 +248,15 @@ def read_checkpoint(path: Path) -> Checkpoint:
 def newest_state(folder: Path) -> dict[str, Any] | None:
     """The state of the checkpoint that `latest` names, without its tensors; None if there is none, or it is damaged."""
     try:
-        path = checkpoints(folder)[_first(folder, "latest", True, lambda text: None)]
-        verify(path, only=STATE)
-        return ADDED | json.loads((path / STATE).read_bytes())
+        return read_state(checkpoints(folder)[_first(folder, "latest", True, lambda text: None)])
     except (CheckpointError, OSError, LookupError, ValueError, TypeError):
         return None
+
+
+def read_state(path: Path) -> dict[str, Any]:
+    """The state of one checkpoint, without its tensors."""
+    verify(path, only=STATE)
+    return ADDED | json.loads((path / STATE).read_bytes())
 
 
 def verify(path: Path, *, hashes: bool = True, only: str | None = None) -> set[str]:

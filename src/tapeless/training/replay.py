@@ -119,8 +119,8 @@ def _plan(run: RunDir, steps: int, which: str | None) -> Plan:
         recorded = [tuple(lines[n][name] for name in COMPARED) for n in range(first + 1, last + 1)]
     known = {name: value for name, value in train.items() if value is not None}
     then = read_checkpoint(saved[last]) if last in saved else None
-    later = next((path for step, path in saved.items() if step > first), None)
-    sealed = checkpoint.state if checkpoint else later and read_state(later)
+    later = [path for step, path in saved.items() if step > first]
+    sealed = checkpoint.state if checkpoint else read_state(later[0]) if later else None
     return Plan(replace(config, train=checked("train", known, str(run.config))), checkpoint, first, recorded, then, sealed)
 
 

@@ -77,6 +77,29 @@ def test_a_removed_directory_is_made_again(tmp_path: Path, caplog: pytest.LogCap
     whole(tmp_path, run, caplog, "was removed while the run was training: it is made again, with its configuration")
 
 
+@pytest.mark.parametrize("finished", [False, True])
+def test_a_run_that_was_begun_in_the_place_of_a_removed_one_is_left_alone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, finished: bool
+):
+    begun: list[RunDir] = []
+
+    def another(run: RunDir) -> None:
+        shutil.rmtree(run.path)
+        begun.append(RunDir.create(run.path))
+        if finished:
+            run.config.write_text("its configuration")
+            run.metrics.write_text("its log")
+            begun[0].complete()
+
+    run = trained(tmp_path, another)
+    assert run.path == tmp_path / "run-1"
+    assert not [path for path in begun[0].path.rglob("*.safetensors")]
+    assert {path.name for path in begun[0].path.iterdir() if path.is_file()} == (
+        {"config.toml", "metrics.jsonl"} if finished else {".unfinished"}
+    )
+    whole(tmp_path, run, caplog, "it is made again in ")
+
+
 def test_a_directory_that_cannot_be_made_again_loses_no_work(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ):

@@ -230,7 +230,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
         if state["format_version"] > FORMAT_VERSION:
             raise NEWER_FORMAT(path=path, version=state["format_version"], known=FORMAT_VERSION)
         parts = sorted(name for name in names if name.startswith("optim"))
-        if MODEL not in names or parts != optim_names(len(parts)) or not state.keys() >= STATE_FIELDS:
+        if MODEL not in names or not parts or parts != optim_names(len(parts)) or not state.keys() >= STATE_FIELDS:
             raise DamagedError(f"{path} is damaged: expected {MODEL}, {OPTIM} and {STATE} with {_listed(sorted(STATE_FIELDS))}")
         named = STEP_NAME.match(path.name)
         if named and int(named[1]) != state["step"]:

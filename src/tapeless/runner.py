@@ -296,6 +296,7 @@ def _train(
             restore_trainer(trainer, record, fallback=fallback, on_warning=display.warn, changes=changes)
             if changes or is_edited(run.config) is not False:
                 write_run_config(run.config, config)
+                record.reopen()
             _say_what_changes(trainer, changes, display)
         record.delayed.append(stack.enter_context(Reporters(run, config.train.report_to)).event)
         with busy("computing the baselines"):

@@ -155,8 +155,11 @@ def test_a_template_that_cannot_be_split():
             "GiB of memory|took more",
         ),
         ("{{ 'a'|center(10**12) }}", "cannot render|GiB of memory"),
+        # The variables of Python's modules, and so of the environment: Jinja 3.1.5 wrote them.
+        ("{{ ('{0.__class__.__init__.__globals__}' | attr('format'))(joiner()) }}", "cannot render"),
+        ("{{ [joiner()] | tojson(default='{0.__class__.__init__.__globals__}'.format) }}", "unexpected keyword"),
     ],
-    ids=range(12),
+    ids=range(14),
 )
 def test_templates_have_limits(source: str, says: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("tapeless.data.chat.MAX_SECONDS", 0.5)

@@ -70,6 +70,15 @@ class Rows(list):
         return [{name: row[name] for name in names} for row in self]
 
 
+@pytest.mark.parametrize("name", ["dataset_dict.json", "state.json"])
+@pytest.mark.parametrize("content", ["{", "[]", "{}", '{"splits": [], "_data_files": []}', '{"splits": 1, "_data_files": [1]}'])
+def test_a_damaged_dataset_on_disk_is_named(tmp_path: Path, name: str, content: str):
+    (tmp_path / "dataset_info.json").write_text("{}")
+    (tmp_path / name).write_text(content)
+    with pytest.raises(DataError, match=f"{name}: not a complete dataset file"):
+        list(read_chunks(str(tmp_path)))
+
+
 def test_a_dataset_by_name(monkeypatch: pytest.MonkeyPatch):
     asked = []
 

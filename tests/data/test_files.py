@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
@@ -68,6 +69,20 @@ def test_a_large_file_is_hashed_and_synced_beside_its_writing(tmp_path: Path, mo
     monkeypatch.setattr(files.os, "fsync", fail)
     with pytest.raises(OSError, match="Input/output error"):
         write_synced(tmp_path / "failed", chunks)
+
+
+def test_a_machine_without_free_threads_writes_files_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The last checkpoint of a run, for one."""
+
+    def refused(thread: Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(Thread, "start", refused)
+    monkeypatch.setattr(files, "SYNCED", files.LARGE)
+    content = bytes(files.LARGE)
+    found = write_synced(tmp_path / "a", [content, b"end", content])
+    assert found["sha256"] == hashlib.sha256((tmp_path / "a").read_bytes()).hexdigest()
+    assert found["size"] == 2 * files.LARGE + 3
 
 
 def test_a_file_is_completed_after_the_main_thread_has_ended(tmp_path: Path):

@@ -3,9 +3,11 @@
 import os
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
+from tapeless.data.chat import renderer
 from tapeless.data.worker import Limits, Worker
 from tapeless.errors import DataError, TapelessError
 
@@ -55,6 +57,16 @@ def test_one_line_and_a_new_process(worker: Worker, what: bytes, says: str):
         worker.ask(what)
     assert str(caught.value).startswith(says)
     assert worker.ask(b"fine")[0] == b"fine"
+
+
+def test_modules_of_the_current_folder_are_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """It may be a downloaded model's."""
+    for name in ("struct", "jinja2", "tokenizers", "sitecustomize"):
+        (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    monkeypatch.chdir(tmp_path)
+    renderer.cache_clear()
+    assert renderer("{{ messages[0] }}")({"messages": ["a"]}) == "a"
+    assert not (tmp_path / "ran").exists()
 
 
 def test_an_idle_process_has_no_alarm(worker: Worker):

@@ -190,6 +190,17 @@ def test_gzip(tmp_path: Path):
         read_documents(str(tmp_path))
 
 
+def test_a_packed_list_is_not_unpacked_beyond_its_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Its values are parsed together, so all of it is in memory."""
+    monkeypatch.setattr(read, "UNPACKED", 1000)
+    spaces = b" " * 200_000
+    packed = gzip.compress(b'[{"text": "one"},' + spaces + b'{"text": "two"}]')
+    with pytest.raises(DataError, match=r"a.json.gz: .*unpacks to more than"):
+        read_documents(write(tmp_path / "a.json.gz", packed))
+    monkeypatch.setattr(read, "UNPACKED", len(spaces) + 100)
+    assert read_documents(write(tmp_path / "a.json.gz", packed)) == ["one", "two"]
+
+
 def test_zstandard(tmp_path: Path):
     package = pytest.importorskip("zstandard")
     lines = "\n".join(json.dumps({"text": f"document {i}"}) for i in range(50))

@@ -1,10 +1,12 @@
 """The directory of a run, or what is in it, is renamed, removed or written into while a process trains in it."""
 
+import errno
 import os
 import shutil
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import pytest
@@ -13,8 +15,10 @@ from run_fixtures import MODEL, final_bytes, text_file
 import tapeless
 from tapeless.cli.main import main
 from tapeless.data.token_files import ConcatTokens, as_plain, open_tokens, write_tokens
-from tapeless.errors import DataError, LockedError
+from tapeless.errors import DataError, LockedError, WriteError
 from tapeless.training.checkpoint import checkpoints
+from tapeless.training.moved import OpenRun
+from tapeless.training.run_config import read_run_config
 from tapeless.training.run_dir import RunDir, RunLock
 
 SETTINGS: dict[str, Any] = {"batch_size": 2, "max_steps": 6, "save_every": 2, "eval_every": 6, "sample_every": 0}
@@ -71,6 +75,77 @@ def test_a_removed_directory_is_made_again(tmp_path: Path, caplog: pytest.LogCap
     assert max(checkpoints(run.checkpoints)) == 6
     assert 2 not in checkpoints(run.checkpoints)
     whole(tmp_path, run, caplog, "was removed while the run was training: it is made again, with its configuration")
+
+
+@pytest.mark.parametrize("finished", [False, True])
+def test_a_run_that_was_begun_in_the_place_of_a_removed_one_is_left_alone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, finished: bool
+):
+    begun: list[RunDir] = []
+
+    def another(run: RunDir) -> None:
+        shutil.rmtree(run.path)
+        begun.append(RunDir.create(run.path))
+        if finished:
+            run.config.write_text("its configuration")
+            run.metrics.write_text("its log")
+            begun[0].complete()
+
+    run = trained(tmp_path, another)
+    assert run.path == tmp_path / "run-1"
+    assert not [path for path in begun[0].path.rglob("*.safetensors")]
+    assert {path.name for path in begun[0].path.iterdir() if path.is_file()} == (
+        {"config.toml", "metrics.jsonl"} if finished else {".unfinished"}
+    )
+    whole(tmp_path, run, caplog, "it is made again in ")
+
+
+def test_a_directory_that_cannot_be_made_again_loses_no_work(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
+    """As if the disk was gone: the last checkpoint is elsewhere, with everything that a resume needs."""
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(elsewhere))
+
+    def in_the_way(run: RunDir) -> None:
+        shutil.rmtree(run.path)
+        run.path.write_text("")
+
+    with pytest.raises(WriteError, match=r"the checkpoint of step 6 is in .*; to continue"):
+        trained(tmp_path, in_the_way)
+    (tmp_path / "run").unlink()
+    (found,) = elsewhere.iterdir()
+    found.rename(tmp_path / "run")
+    assert len([text for text in caplog.messages if "is gone and cannot be made again" in text]) == 1
+    assert main(["train", "verify", str(tmp_path / "run")]) == 0
+    assert tapeless.resume(tmp_path / "run", max_steps=7, display=None).step == 7
+
+
+def test_what_could_not_be_made_again_is_not_there_in_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    run = trained(tmp_path)
+    before, opened = {file: (run.path / file).read_bytes() for file in ("config.toml", "train.bin")}, OpenRun(run)
+    shutil.rmtree(run.path)
+
+    def full(source: IO[bytes], target: IO[bytes]) -> None:
+        target.write(source.read(8))
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(shutil, "copyfileobj", full)
+        with pytest.raises(WriteError, match="No space left on device"):
+            opened.follow()
+    assert "was removed" in str(opened.follow())
+    assert before == {file: (run.path / file).read_bytes() for file in before}
+    opened.close()
+
+
+def test_a_directory_that_is_made_again_has_the_settings_of_the_resume(tmp_path: Path):
+    run = trained(tmp_path)
+    on_event = lambda event: shutil.rmtree(run.path) if (event["event"], event.get("step")) == ("step", 8) else None  # noqa: E731
+    tapeless.resume(run.path, max_steps=10, lr=1e-4, display=None, callbacks=[on_event])
+    assert read_run_config(run.config).train.lr == 1e-4
+    assert tapeless.resume(run.path, display=None).step == 10
 
 
 @pytest.mark.parametrize("how", ["removed", "replaced"])

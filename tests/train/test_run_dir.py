@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tapeless.data import locks
 from tapeless.data.files import write_json
 from tapeless.data.locks import RunLock
 from tapeless.errors import ConfigError, LockedError
@@ -58,6 +59,26 @@ def test_what_a_killed_process_left_is_made_again(tmp_path: Path):
     with pytest.raises(ConfigError, match="is not empty"):
         RunDir.create(tmp_path / "run")
     assert RunDir.open(tmp_path / "run")
+
+
+@pytest.mark.parametrize("when", ["waiting for the lock", "before the lock"])
+def test_a_run_that_is_completed_meanwhile_is_not_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str):
+    """Of two commands with one out_dir the second may find the mark, and get the lock once the first is done."""
+    making = RunDir.create(tmp_path / "run")
+    (making.path / "train.bin").write_bytes(b"whole")
+
+    def completed(*_: object) -> None:
+        making.config.write_text("")
+        making.complete()
+
+    if when == "waiting for the lock":
+        monkeypatch.setattr(locks.time, "sleep", completed)
+    else:
+        monkeypatch.setattr(locks, "RunLock", lambda path: completed() or RunLock(path))
+    with pytest.raises(ConfigError, match="is not empty"):
+        RunDir.create(tmp_path / "run")
+    assert (making.path / "train.bin").read_bytes() == b"whole"
+    assert not (making.path / locks.UNFINISHED).exists()
 
 
 def test_a_second_holder_is_told_who_the_first_is(tmp_path: Path):

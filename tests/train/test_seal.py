@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numba
 import pytest
@@ -153,6 +154,29 @@ def test_numbas_settings_are_part_of_the_seal(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(numba.config, "LOOP_VECTORIZE", 0)
     assert {name for name, value in jit.settings().items() if before[name] != value} == {"LOOP_VECTORIZE"}
     assert jit.cache_folder() != folder  # or code that was compiled with the other setting would be used
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        (lambda patch: patch.setenv("DNNL_MAX_CPU_ISA", "AVX2"), "env.DNNL_MAX_CPU_ISA"),
+        (lambda patch: patch.setenv("MKL_NUM_STRIPES", "2"), "env.MKL_NUM_STRIPES"),
+        (lambda patch: patch.setattr(torch.backends.mkldnn, "enabled", False), "onednn"),
+        (
+            lambda patch: patch.setattr(torch.backends.mkldnn, "matmul", SimpleNamespace(fp32_precision="bf16")),
+            "fp32_precision",
+        ),
+    ],
+)
+def test_what_selects_code_in_torchs_libraries_is_part_of_the_seal(
+    monkeypatch: pytest.MonkeyPatch, change: Callable[[pytest.MonkeyPatch], None], name: str
+):
+    shape = ModelConfig(vocab_size=8, hidden_dim=4, num_layers=1, num_heads=1, intermediate_dim=4, max_seq_len=4)
+    model = build_model(shape, ops="reference")
+    before = seal.software_seal(model)
+    change(monkeypatch)
+    after = seal.software_seal(model)
+    assert {key for key in after if before.get(key) != after[key]} == {name}
 
 
 def test_ops_that_are_not_ours_are_known_by_their_file():

@@ -250,6 +250,18 @@ def test_samples_are_told_and_written(tmp_path: Path, monkeypatch: pytest.Monkey
         assert text == tokenizer.decode([*prompt, *ids])
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_sample_is_of_the_weights_as_they_are(tmp_path: Path, dtype: str):
+    """torch does not count what its fused optimizers write, nor what numpy does."""
+    options = {"sample_prompt": "the", "sample_tokens": 5, "sample_temperature": 0.0, "dtype": dtype}
+    settings, data = config(**options), dataset(tmp_path)
+    trainer = Trainer(build_model(MODEL, dtype=dtype), settings, data)
+    first = trainer.sample()
+    trainer.model.store.flat.numpy()[:] = build_model(MODEL, dtype=dtype, seed=1).store.flat.numpy()
+    second = trainer.sample()
+    assert first != second == Trainer(build_model(MODEL, dtype=dtype, seed=1), settings, data).sample()
+
+
 @pytest.fixture
 def diverging(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     """From a step on, the loss is no number."""

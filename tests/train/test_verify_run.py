@@ -146,6 +146,20 @@ def test_another_record_or_other_software_is_told_from_a_fault(
     assert "two replays do not agree: a hardware fault, or ops that are not deterministic" in text
 
 
+def test_steps_before_the_first_checkpoint_are_compared_with_its_seal(run: RunDir, capsys: pytest.CaptureFixture[str]):
+    run.metrics.write_bytes(re.sub(rb'("step": 2, .*"grad_norm": )[0-9.]+', rb"\g<1>1.25", run.metrics.read_bytes()))
+    words = "--replay", "2", "--checkpoint", "0"
+    assert "software and settings are those of the run" in failed(run, capsys, *words)["replay of steps 1 to 2"]
+    path = checkpoints(run.checkpoints)[3]
+    state = json.loads((path / "state.json").read_text())
+    rewrite_state(path, state | {"seal": state["seal"] | {"ops": "cpu"}})
+    assert "settings differ from those of the run: ops was cpu, is ref" in failed(run, capsys, *words)["replay of steps 1 to 2"]
+    shutil.rmtree(run.checkpoints)
+    run.checkpoints.mkdir()
+    text = failed(run, capsys, *words)["replay of steps 1 to 2"]
+    assert "no checkpoint tells the software and settings of the run" in text
+
+
 def test_damaged_files_are_not_replayed(run: RunDir, capsys: pytest.CaptureFixture[str]):
     flip(-1)(run.path / "train.bin")
     assert main(["train", "verify", str(run.path), "--replay", "1"]) == 3

@@ -3,7 +3,6 @@
 import json
 import os
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -11,10 +10,11 @@ from types import TracebackType
 from typing import Any
 
 from tapeless.bench.task import OUR_OWN, Task
+from tapeless.data.worker import PYTHON
 from tapeless.errors import WorkerError
 from tapeless.progress import busy
 
-COMMAND = (sys.executable, "-m", "tapeless.bench")
+COMMAND = (*PYTHON, "tapeless.bench")
 WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")  # how threads wait, which `tapeless` sets for itself
 CACHES = ("NUMBA_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
 

@@ -5,7 +5,6 @@ times (training/run_time.py).
 Tested by: tests/bench/test_whole_run.py."""
 
 import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -14,6 +13,7 @@ from typing import Any
 from tapeless.bench.measure import How, described
 from tapeless.bench.process import environment
 from tapeless.bench.task import OURS, Task
+from tapeless.data.worker import PYTHON
 from tapeless.errors import ConfigError, WorkerError
 from tapeless.plugins import LOADED
 from tapeless.training.metrics_log import read_metrics
@@ -41,7 +41,7 @@ def whole_run(task: Task, steps: int, how: How, folder: Path) -> dict[str, Any]:
     recipe = folder / "recipe.toml"
     recipe.write_text(toml({name: values for name, values in tables.items() if name != "data"}), encoding="utf-8")
     plugins = [word for path in LOADED for word in ("--plugin", str(path))]
-    command = [sys.executable, "-m", "tapeless", "train", "new", "--config", str(recipe), *plugins]
+    command = [*PYTHON, "tapeless", "train", "new", "--config", str(recipe), *plugins]
     done = subprocess.run(command, env=environment(task, how.threads), capture_output=True, text=True, check=False)
     if done.returncode:
         lines = done.stderr.strip().splitlines()

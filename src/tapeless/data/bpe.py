@@ -53,6 +53,8 @@ class BpeTokenizer(Tokenizer):
             raise DataError(f"{where}: the package `tokenizers` cannot load it: {str(error)[:200]!r}") from None
         self.backend.no_truncation()  # a limit meant for one prompt would cut the training text off
         self.backend.no_padding()
+        if getattr(self.backend.model, "dropout", None):
+            self.backend.model.dropout = None  # merges left out at random: a text has one encoding
         self.backend.encode_special_tokens = True  # as text: no data may contain the end of a message
         vocab = self.backend.get_vocab(with_added_tokens=True)
         if not vocab:
@@ -215,7 +217,7 @@ def uses_gpt2_split(spec: dict[str, Any]) -> bool:
 
 def is_context_free(spec: dict[str, Any]) -> bool:
     """Whether the ids of a word depend on nothing but the word."""
-    return not spec.get("normalizer") and not spec["model"].get("dropout")
+    return not spec.get("normalizer")
 
 
 def ids_of(encoding: Any) -> np.ndarray:  # (n,) int64

@@ -211,10 +211,16 @@ def compile_template(source: str) -> Any:  # jinja2.Template
     def refuse(message: str) -> None:
         raise TemplateError(message)
 
+    def to_json(
+        value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
+    ) -> str:
+        """Without the options of json.dumps that call what they are given, which the sandbox would not see."""
+        return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
     if len(source) > MAX_TEMPLATE:
         raise DataError(f"the chat template has {len(source):,} characters; at most {MAX_TEMPLATE:,} are read")
     environment = Environment(trim_blocks=True, lstrip_blocks=True, extensions=[Generation, "jinja2.ext.loopcontrols"])
-    environment.filters["tojson"] = lambda value, **options: json.dumps(value, ensure_ascii=False, **options)
+    environment.filters["tojson"] = to_json
     environment.globals["raise_exception"] = refuse
     environment.globals["strftime_now"] = time.strftime
     try:

@@ -85,12 +85,22 @@ def _parquet_texts(path: Path, field: str) -> Iterator[str]:
 
 def _saved_texts(folder: Path, field: str) -> Iterator[str]:
     if (folder / "dataset_dict.json").is_file():
-        splits = json.loads((folder / "dataset_dict.json").read_text(encoding="utf-8"))["splits"]
+        splits = _listed(folder / "dataset_dict.json", "splits")
         raise DataError(
             f"{folder}: holds the splits {', '.join(splits)}; give one, such as {folder / splits[0]}, and another as --val-path"
         )
-    for entry in json.loads((folder / "state.json").read_text(encoding="utf-8"))["_data_files"]:
-        yield from _guarded_texts("arrow", folder / Path(entry["filename"]).name, field)  # only a file next to state.json
+    for name in _listed(folder / "state.json", "_data_files"):
+        yield from _guarded_texts("arrow", folder / name, field)
+
+
+def _listed(file: Path, field: str) -> list[str]:
+    """The names in a JSON file that `save_to_disk` wrote, one at least; without folders, so that they are next to it."""
+    try:
+        entries = json.loads(file.read_text(encoding="utf-8"))[field]
+        first, *others = [Path(entry["filename"] if isinstance(entry, dict) else entry).name for entry in entries]
+        return [first, *others]
+    except (ValueError, LookupError, TypeError, RecursionError) as error:
+        raise NOT_WHOLE(path=file, form="dataset", reason=f"{type(error).__name__}: {error}") from None
 
 
 def _arrow_texts(path: Path, field: str) -> Iterator[str]:

@@ -38,8 +38,13 @@ class Threads:
             except BaseException as error:
                 future.set_exception(error)
 
-        self._threads.append(Thread(target=run))
-        self._threads[-1].start()
+        thread = Thread(target=run)
+        try:
+            thread.start()
+        except RuntimeError:  # no more threads (`ulimit -u`): in this one
+            run()
+        else:
+            self._threads.append(thread)
         return future
 
     def __enter__(self) -> "Threads":

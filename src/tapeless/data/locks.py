@@ -40,6 +40,13 @@ class RunLock:
             self._file.truncate(0)
             self._file.write(json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode())
 
+    def in_place(self) -> bool:
+        """Whether the locked file is still the one of this name."""
+        try:
+            return os.path.samestat(os.fstat(self._file.fileno()), os.stat(self.path))
+        except OSError:
+            return False
+
     def release(self) -> None:
         """The file stays: another process may have just opened it."""
         if not self._file.closed:
@@ -65,6 +72,12 @@ def claim(folder: Path, last: str) -> RunLock | None:
     if held and (not (folder / UNFINISHED).exists() or (folder / last).exists()):
         return None
     lock = RunLock(folder / UNFINISHED)
+    if not lock.in_place():  # whoever held it until now has finished, or given up
+        lock.release()
+        return claim(folder, last)
+    if (folder / last).exists():  # likewise, before the lock made its file again
+        finish(lock)
+        return None
     for entry in held:
         if entry.is_dir() and not entry.is_symlink():
             shutil.rmtree(entry)

@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from math import isinf
 from pathlib import Path
 from typing import IO, Any
 
@@ -209,7 +210,9 @@ def read_records(path: Path, field: str) -> Iterator[tuple[int, Any]]:
     where, offset, most = str(path), 0, unpacked_limit(path)
     if suffix_of(path) == LIST:
         with opened(path) as file:
-            content = file.read()
+            content = file.read(-1 if isinf(most) else int(most) + 1)
+        if len(content) > most:
+            raise EXPANDS(path=where, size=len(content) >> 20, ratio=RATIO)
         skipped = _after_mark(content, where)
         records = _parsed(decode(content[skipped:], where, skipped)[0], where, 1, field)
         yield from enumerate(records if isinstance(records, list) else [records], 1)

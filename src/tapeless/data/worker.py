@@ -23,6 +23,8 @@ from typing import IO, NamedTuple
 
 from tapeless.errors import DataError, TapelessError
 
+# The current folder may be one that somebody else filled: without -P a module of it would be imported, and run.
+PYTHON = (sys.executable, "-P", "-m")
 NUMBER = struct.Struct("<Q")
 STATM = "/proc/self/statm"
 MAX_REPLY = 1 << 28  # bytes
@@ -50,7 +52,7 @@ class Worker:
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "TOKENIZERS_PARALLELISM": "false"}
         # Address space is what can be limited: no reserves of it for threads that do not come.
         environment |= {"MALLOC_ARENA_MAX": "2", "ARROW_DEFAULT_MEMORY_POOL": "system"} if self.limits else {}
-        command = [sys.executable, "-m", "tapeless.data.worker", self.make, str(self.limits.memory if self.limits else 0)]
+        command = [*PYTHON, "tapeless.data.worker", self.make, str(self.limits.memory if self.limits else 0)]
         pipe, noise = subprocess.PIPE, subprocess.DEVNULL if self.limits else None
         # A session of its own: Ctrl-C and a closing terminal are for the parent.
         process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=noise, env=environment, start_new_session=True)

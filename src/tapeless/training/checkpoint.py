@@ -230,7 +230,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
         if state["format_version"] > FORMAT_VERSION:
             raise NEWER_FORMAT(path=path, version=state["format_version"], known=FORMAT_VERSION)
         parts = sorted(name for name in names if name.startswith("optim"))
-        if MODEL not in names or parts != optim_names(len(parts)) or not state.keys() >= STATE_FIELDS:
+        if MODEL not in names or not parts or parts != optim_names(len(parts)) or not state.keys() >= STATE_FIELDS:
             raise DamagedError(f"{path} is damaged: expected {MODEL}, {OPTIM} and {STATE} with {_listed(sorted(STATE_FIELDS))}")
         named = STEP_NAME.match(path.name)
         if named and int(named[1]) != state["step"]:
@@ -248,11 +248,15 @@ def read_checkpoint(path: Path) -> Checkpoint:
 def newest_state(folder: Path) -> dict[str, Any] | None:
     """The state of the checkpoint that `latest` names, without its tensors; None if there is none, or it is damaged."""
     try:
-        path = checkpoints(folder)[_first(folder, "latest", True, lambda text: None)]
-        verify(path, only=STATE)
-        return ADDED | json.loads((path / STATE).read_bytes())
+        return read_state(checkpoints(folder)[_first(folder, "latest", True, lambda text: None)])
     except (CheckpointError, OSError, LookupError, ValueError, TypeError):
         return None
+
+
+def read_state(path: Path) -> dict[str, Any]:
+    """The state of one checkpoint, without its tensors."""
+    verify(path, only=STATE)
+    return ADDED | json.loads((path / STATE).read_bytes())
 
 
 def verify(path: Path, *, hashes: bool = True, only: str | None = None) -> set[str]:

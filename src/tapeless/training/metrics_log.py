@@ -170,7 +170,8 @@ class MetricsLog:
     def copy_to(self, folder: Path) -> None:
         """With the lines that could not be written."""
         with suppress(OSError):
-            (folder / self.path.name).write_bytes(self.path.read_bytes() + self._pending)
+            self._file.seek(0)  # the open file, which is there even if its name is not
+            (folder / self.path.name).write_bytes(self._file.read() + self._pending)
 
     def close(self) -> None:
         """Write what is still pending, or raise."""

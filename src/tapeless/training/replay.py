@@ -3,7 +3,8 @@
 From a checkpoint, or from the initial weights, with the settings that the run had there: loss and grad_norm of each step
 against metrics.jsonl, and the tensors of a later checkpoint if one is in reach. If they differ, the steps are executed once
 more. Two replays that agree with each other, but not with the record: software or settings are others than then, or the record
-was changed. Two replays that do not: this machine does not repeat itself. Nothing is written.
+was changed. Two replays that do not: this machine does not repeat itself. Nothing is written, but for when the data were
+verified (data.json).
 Tested by: tests/train/test_verify_run.py."""
 
 from collections.abc import Mapping
@@ -19,7 +20,7 @@ from tapeless.data.prepare import Dataset, open_prepared
 from tapeless.errors import CheckpointError, ConfigError
 from tapeless.model.trained import checkpointed
 from tapeless.optim.ema import EMA
-from tapeless.training.checkpoint import Checkpoint, checkpoints, read_checkpoint
+from tapeless.training.checkpoint import Checkpoint, checkpoints, read_checkpoint, read_state
 from tapeless.training.init_from import load_initial_weights
 from tapeless.training.metrics_log import as_written, read_metrics
 from tapeless.training.process import num_threads, process_settings
@@ -45,6 +46,7 @@ class Plan(NamedTuple):
     first: int  # the step to begin after
     recorded: list[tuple[float, ...]]  # COMPARED of the steps after it
     then: Checkpoint | None  # of the last step, if there is one
+    sealed: Mapping[str, Any] | None  # the state that says with what they were computed: of `checkpoint`, or of the next
 
     @property
     def last(self) -> int:
@@ -71,6 +73,8 @@ def replay_run(run: RunDir, steps: int, which: str | None = None) -> Check:
         )
     elif first.differences:
         text = f"two replays agree: software or settings differ from those of the run: {'; '.join(first.differences)}"
+    elif plan.sealed is None:
+        text = "two replays agree: no checkpoint tells the software and settings of the run, which may differ"
     else:
         text = "two replays agree, and software and settings are those of the run: it computed something else then (a hardware "
         text += "fault), its record was changed, or something that the seal does not record differs"
@@ -115,7 +119,9 @@ def _plan(run: RunDir, steps: int, which: str | None) -> Plan:
         recorded = [tuple(lines[n][name] for name in COMPARED) for n in range(first + 1, last + 1)]
     known = {name: value for name, value in train.items() if value is not None}
     then = read_checkpoint(saved[last]) if last in saved else None
-    return Plan(replace(config, train=checked("train", known, str(run.config))), checkpoint, first, recorded, then)
+    later = [path for step, path in saved.items() if step > first]
+    sealed = checkpoint.state if checkpoint else read_state(later[0]) if later else None
+    return Plan(replace(config, train=checked("train", known, str(run.config))), checkpoint, first, recorded, then, sealed)
 
 
 def _earliest(run: RunDir, resumes: list[dict[str, Any]]) -> Mapping[str, Any]:
@@ -128,7 +134,7 @@ def _earliest(run: RunDir, resumes: list[dict[str, Any]]) -> Mapping[str, Any]:
 
 
 def _executed(run: RunDir, plan: Plan, data: Dataset) -> Replay:
-    threads = plan.checkpoint.state["threads"] if plan.checkpoint else None
+    threads = plan.sealed["threads"] if plan.sealed else None
     if threads is not None and threads > (torch.get_num_threads() if plan.config.train.threads is None else threads):
         threads = None
     with process_settings(plan.config.train), num_threads(threads) if threads else nullcontext():
@@ -139,12 +145,9 @@ def _executed(run: RunDir, plan: Plan, data: Dataset) -> Replay:
         load_initial_weights(model, initial, plan.config, on_warning=lambda text: None)
         seal = seal_of(plan.config, model)
         trainer = Trainer(model, plan.config.train, data, seal=seal)
-        found: list[str] = []
         if plan.checkpoint is not None:
             trainer.resume(plan.checkpoint)
-            found = [str(d) for d in differences(plan.checkpoint.state, seal) if not d.of_config]
-        elif plan.then is not None:
-            found = [str(d) for d in differences(plan.then.state, seal) if not d.of_config]
+        found = [str(d) for d in differences(plan.sealed, seal) if not d.of_config] if plan.sealed else []
         numbers = []
         for _ in plan.recorded:
             metrics = trainer.step(*trainer.next_batch())

@@ -20,7 +20,7 @@ from torch import Tensor
 from tapeless.config import WEIGHTS, AnyModelConfig, SimpleLMConfig, TrainConfig, checked, nearest, training_names
 from tapeless.data.chat import FILE as CHAT_TEMPLATE
 from tapeless.data.chat import read_template
-from tapeless.data.files import write_json
+from tapeless.data.files import reason, write_json
 from tapeless.data.locks import RunLock
 from tapeless.data.prepare import (
     Dataset,
@@ -207,7 +207,7 @@ class Recorder:
     def __init__(self, run: RunDir, *listeners: Listener, delayed: Iterable[Listener] = ()):
         self.run, self.listeners, self.delayed = run, list(listeners), list(delayed)
         self._waiting: list[dict[str, Any]] = []
-        self._delivered, self._failed = 0.0, False
+        self._delivered, self._failed, self._lost = 0.0, False, False
         self.lock = RunLock(run.lock)
         try:
             self.log = MetricsLog(run.metrics, on_warning=self._warn)
@@ -232,15 +232,29 @@ class Recorder:
         if event["event"] not in ("step", "layer_stats") or time.perf_counter() - self._delivered > DELAY:
             self.deliver()
 
+    def reopen(self) -> None:
+        """After a file of the directory was replaced, such as config.toml by a resume: it is the new one that is kept."""
+        self._open_run.close()
+        self._open_run = OpenRun(self.run)
+
     def before_save(self) -> None:
         """Called before a checkpoint, by the thread that writes it: the directory must be there, and the log on the disk."""
         self._follow()
         self.log.sync()
 
     def _follow(self) -> None:
-        """If the directory was renamed or removed, write to where it is now."""
+        """If the directory was renamed or removed, write to where it is now. One that cannot be made again (a disk that is
+        gone) ends no training: the last checkpoint is then written elsewhere."""
         with self._following:
-            if warning := self._open_run.follow():
+            try:
+                warning = self._open_run.follow()
+            except OSError as error:
+                if not self._lost:
+                    self._lost = True
+                    why = f"is gone and cannot be made again: {reason(error)}"
+                    self.log.warn_later(f"{self.run.path} {why}; training continues")
+                return
+            if warning:
                 self.log.path = self.run.metrics
                 self.log.warn_later(warning)
                 if not self.run.lock.exists():  # the one that is held was removed
@@ -270,6 +284,8 @@ class Recorder:
             self._follow()
             if self.run.elsewhere is not None:
                 self.log.copy_to(self.run.elsewhere)
+                if not self.run.path.is_dir():
+                    self._open_run.copy_to(self.run.elsewhere)
             self.log.close()
         except WriteError:
             if kind is None:  # otherwise the first failure is the one to report

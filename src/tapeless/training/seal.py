@@ -24,19 +24,17 @@ from tapeless.training.run_config import FREE, FROZEN, PATHS, Change, RunConfig
 from tapeless.training.run_dir import cpu_name
 
 # Sources that decide about bits, beside those of the ops' own files.
-SOURCES: tuple[str, ...] = ("ops", "kernels", "model", "optim", "data/loader.py", "data/rng.py", "data/instructions.py")
-SOURCES += tuple(f"training/{name}.py" for name in ("step", "captured_step", "plan", "guard", "trainer"))
-# Environment variables that select code in torch's libraries.
-VARIABLES: tuple[str, ...] = (
-    "ATEN_CPU_CAPABILITY",
-    "MKL_CBWR",
-    "MKL_ENABLE_INSTRUCTIONS",
-    "MKL_DYNAMIC",
-    "OMP_DYNAMIC",
-    "ONEDNN_MAX_CPU_ISA",
+SOURCES: tuple[str, ...] = ("ops", "kernels", "model", "optim")
+SOURCES += tuple(f"data/{name}.py" for name in ("loader", "rng", "instructions", "token_files"))
+SOURCES += tuple(
+    f"training/{name}.py" for name in ("step", "captured_step", "plan", "guard", "trainer", "prefetch", "functions")
 )
-VARIABLES += ("ONEDNN_DEFAULT_FPMATH_MODE",)
-VARIABLES_OF_GPUS = ("CUBLAS_WORKSPACE_CONFIG", "NVIDIA_TF32_OVERRIDE")
+# Environment variables that select code in torch's libraries. oneDNN reads each of its own by two names.
+ONEDNN = ("MAX_CPU_ISA", "DEFAULT_FPMATH_MODE")
+VARIABLES: tuple[str, ...] = ("ATEN_CPU_CAPABILITY", "MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS", "MKL_DYNAMIC", "MKL_NUM_STRIPES")
+VARIABLES += ("OMP_DYNAMIC", *(f"{prefix}_{name}" for name in ONEDNN for prefix in ("ONEDNN", "DNNL")))
+VARIABLES_OF_GPUS: tuple[str, ...] = ("CUBLAS_WORKSPACE_CONFIG", "CUBLASLT_WORKSPACE_SIZE", "NVIDIA_TF32_OVERRIDE")
+VARIABLES_OF_GPUS += ("TRITON_DEFAULT_FP_FUSION", "DISABLE_PTXAS_OPT", "TRITON_PTXAS_PATH")
 AT_TOP = ("threads", "torch_version", "world_size")  # of state.json: also in checkpoints without a seal
 TABLES = ("model", "simplelm", "train", "data", "plugins")
 LAST_BITS = ("train.device", "train.dtype", "train.ops")  # settings that change how is computed, not what
@@ -76,13 +74,24 @@ def software_seal(model: AnyModel) -> dict[str, Any]:
     """What computes a model's steps, but for AT_TOP, which a checkpoint records by itself."""
     found: dict[str, Any] = {"ops": model.ops.name, "code": f"sha256:{_code()[:16]}"}
     found |= _library_settings(model.ops)
-    found |= {"cpu": _cpu(), "matmul_precision": torch.get_float32_matmul_precision()}
-    found["deterministic"] = torch.are_deterministic_algorithms_enabled()
+    found |= {"cpu": _cpu(), **_torch_settings(model.device.type)}
     if model.device.type == "cuda":
         found |= {"gpu": torch.cuda.get_device_name(model.device), "cuda": torch.version.cuda}
         found["cudnn"] = torch.backends.cudnn.version()
     variables = VARIABLES + (VARIABLES_OF_GPUS if model.device.type == "cuda" else ())
     return found | {f"env.{name}": os.environ[name] for name in variables if name in os.environ}
+
+
+def _torch_settings(device: str) -> dict[str, Any]:
+    """Flags of torch that any Python code may set, and that select how a matmul is computed."""
+    backends: Any = torch.backends
+    onednn, cuda = backends.mkldnn, backends.cuda
+    found: dict[str, Any] = {"deterministic": torch.are_deterministic_algorithms_enabled()}
+    found |= {"onednn": onednn.enabled, "fp32_precision": onednn.matmul.fp32_precision}
+    if device == "cuda":
+        found |= {"fp32_precision": cuda.matmul.fp32_precision, "blas": cuda.preferred_blas_library().name}
+        found["bf16_reduction"] = str(cuda.matmul.allow_bf16_reduced_precision_reduction)
+    return found
 
 
 def _library_settings(ops: OpSet) -> dict[str, str]:

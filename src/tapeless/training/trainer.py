@@ -401,7 +401,10 @@ class Trainer:
             stop = generation_of(self.run_dir, tokenizer).eos_ids if self.run_dir else ()
             engine, self._engine = self._engine, None  # none again if this raises: what its slots hold is then unknown
             if engine is None:
-                engine = Engine(self.model, capacity=len(prompt) + c.sample_tokens, vocab_size=tokenizer.vocab_size)
+                # No prefixes: those of the last sample are of other weights.
+                options: dict[str, Any] = {"vocab_size": tokenizer.vocab_size, "reuse_prefixes": False}
+                engine = Engine(self.model, capacity=len(prompt) + c.sample_tokens, **options)
+            self.model.store.refresh()  # the engine trusts torch's count of writes, which some optimizers bypass
             stream = engine.submit(prompt, max_tokens=c.sample_tokens, sampling=sampling, stop=stop)
             for _ in stream:
                 if self._stop_requested():  # not out of time: a budget shorter than a sample would never get beyond it

@@ -120,8 +120,8 @@ def _make_tile(rows: int, *, near: bool = False) -> Any:
             w_starts = [builder.gep(w_, [builder.mul(INDEX(o), w_step_)]) for o in range(outputs)]
             x_starts = [builder.gep(x_, [builder.mul(INDEX(r), x_row_)]) for r in range(rows)]
             sums = _zeros(builder, WIDTH)
-            # With several rows arithmetic hides the memory's latency if what the next tile reads is asked for now.
-            ahead = builder.mul(w_step_, INDEX(WIDTH)) if rows > 1 else INDEX(AHEAD // (w.dtype.bitwidth // 8))
+            # With several rows arithmetic hides the memory's latency if what is read two tiles later is asked for now.
+            ahead = builder.mul(w_step_, INDEX(2 * WIDTH)) if rows > 1 else INDEX(AHEAD // (w.dtype.bitwidth // 8))
 
             def add(first: int, at: Any, count: Any = None) -> None:
                 starts = w_starts[first : first + together]

@@ -4,7 +4,9 @@
     … --presets llama-tiny --dtypes float32 --rounds 2    a part of it; nothing is stored
 
 Greedy tokens through generate_each, which both checkouts have. Old, new and old again are three processes that take turns, as
-in same_speed.py: old against old says how far two of the same differ here."""
+in same_speed.py: old against old says how far two of the same differ here. Both sides must run the decode kernel once for
+every token after the first, or the comparison is refused: at 810b800 `logits` no longer ran it and generate_each did not yet,
+so that every token went through the whole model op by op."""
 
 import argparse
 import json
@@ -27,7 +29,8 @@ RAGGED, TOGETHER, TIMES = "llama-small", 8, 4.0  # sequences of different length
 
 
 def work(task: dict[str, Any]) -> None:
-    """A line of stdin is a list of lengths of prompts, a line of stdout the seconds to continue them together."""
+    """A line of stdin is a list of lengths of prompts, a line of stdout what it took to continue them together: seconds, new
+    tokens of each, and calls of the decode kernel."""
     import torch
 
     import tapeless
@@ -35,18 +38,27 @@ def work(task: dict[str, Any]) -> None:
     from tapeless.generate.engine import generate_each
 
     model = tapeless.Transformer(tapeless.load_preset(task["preset"]), dtype=task["dtype"])
+    decode, calls = model._decode, 0
+
+    def counted(*inputs: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        return decode(*inputs)
+
+    model._decode = counted
     V, room = model.config.vocab_size, model.config.max_seq_len
     ids = torch.randint(V, (room,), generator=torch.Generator().manual_seed(0)).tolist()
     for line in sys.stdin:
         prompts = [ids[:length] for length in json.loads(line)]
+        count, calls = min(NEW_TOKENS, room - max(map(len, prompts))), 0
         start = time.perf_counter()
-        count = min(NEW_TOKENS, room - max(map(len, prompts)))
-        samples = generate_each(model, prompts, max_tokens=count, sampling=Sampling(temperature=0.0))
-        print(json.dumps([time.perf_counter() - start, sum(map(len, samples))]), flush=True)
+        generate_each(model, prompts, max_tokens=count, sampling=Sampling(temperature=0.0))
+        print(json.dumps([time.perf_counter() - start, count, calls]), flush=True)
 
 
 class Worker:
     def __init__(self, stack: ExitStack, tree: Tree, preset: str, dtype: str):
+        self.source = tree.source
         command = [sys.executable, __file__, "--worker", json.dumps({"preset": preset, "dtype": dtype})]
         pipe = subprocess.PIPE
         process = subprocess.Popen(command, env=tree.environment(), stdin=pipe, stdout=pipe, text=True)
@@ -57,8 +69,10 @@ class Worker:
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         print(json.dumps(lengths), file=self.process.stdin, flush=True)
-        seconds, count = json.loads(self.process.stdout.readline())
-        return seconds / count
+        seconds, count, calls = json.loads(self.process.stdout.readline())
+        if calls != count - 1:
+            sys.exit(f"{self.source}: {count} tokens are {calls} calls of the decode kernel; compare with another checkout")
+        return seconds / (count * len(lengths))
 
 
 def one_sequence(trees: dict[str, Tree], preset: str, dtype: str, rounds: int) -> Finding:

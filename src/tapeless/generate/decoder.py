@@ -112,7 +112,8 @@ class HostDecoder:
         else:
             tokens, positions = [s.text[-1] for s in sequences], [len(s.text) - 1 - s.first for s in sequences]
             inputs = torch.tensor([tokens, slots, positions], device=self._model.device)  # (3, R) int64
-            rows = list(_array(self._model.decode(*inputs, self._kv_cache, check=False)))
+            # One by one: for many elements torch wakes its other threads, which takes longer than to convert them.
+            rows = [_array(row) for row in self._model.decode(*inputs, self._kv_cache, check=False).cpu()]
         self._ready.append([(slot, self._draw(slot, logits)) for slot, logits in zip(slots, rows, strict=True)])
 
     def collect(self) -> list[tuple[int, int]]:

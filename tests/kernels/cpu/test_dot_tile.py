@@ -1,5 +1,7 @@
 """Few rows times a weight matrix, and sums of values, against numpy: any shape, and the same bits whatever the other rows."""
 
+from itertools import product
+
 import numba
 import numpy as np
 import pytest
@@ -11,8 +13,8 @@ from tapeless.kernels.cpu.tile import WIDTH
 
 
 @numba.njit
-def multiply(y, y0, y_row, w, w0, x, x0, x_row, R, O, I):
-    rows_times(y, y0, y_row, w, w0, x, x0, x_row, R, O, I)
+def multiply(y, y0, y_row, w, w0, x, x0, x_row, R, O, I, near):
+    rows_times(y, y0, y_row, w, w0, x, x0, x_row, R, O, I, near)
 
 
 @numba.njit
@@ -40,18 +42,18 @@ def test_rows_times(I: int, O: int, dtype: str, x_dtype: str):
     w[margin:-margin] = held.reshape(-1)
     all_x, x_values = weights((most, I), x_dtype)
     expected = x_values.astype(np.float64) @ values.astype(np.float64).T
-    for R in range(1, most + 1):
+    for R, near in product(range(1, most + 1), (False, True)):
         x = np.full((most, I + 1), 0x7FC0 if x_dtype == "bfloat16" else np.nan, all_x.dtype)
         x[:R, :I] = all_x[:R]
         y = np.full(margin + R * (O + WIDTH), 7, np.float32)
-        multiply(y, margin, O + WIDTH, w, margin, x.reshape(-1), 0, I + 1, R, O, I)
+        multiply(y, margin, O + WIDTH, w, margin, x.reshape(-1), 0, I + 1, R, O, I, near)
         found = y[margin:].reshape(R, O + WIDTH)[:, :O]
         np.testing.assert_allclose(found, expected[:R], rtol=1e-4, atol=1e-5)
         assert (y[:margin] == 7).all()
         alone = found[0].copy() if alone is None else alone
         np.testing.assert_array_equal(found[0], alone)
         # As the last row of an odd number a row is a tile by itself, otherwise a part of one.
-        multiply(y, margin, O + WIDTH, w, margin, np.ascontiguousarray(x[:R][::-1]).reshape(-1), 0, I + 1, R, O, I)
+        multiply(y, margin, O + WIDTH, w, margin, np.ascontiguousarray(x[:R][::-1]).reshape(-1), 0, I + 1, R, O, I, near)
         np.testing.assert_array_equal(y[margin:].reshape(R, O + WIDTH)[::-1][0, :O], alone)
 
 

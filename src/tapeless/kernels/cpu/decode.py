@@ -19,7 +19,7 @@ from numba import prange
 from torch import Tensor
 
 from tapeless.config import DEFAULT_BLOCKS
-from tapeless.kernels.cpu.dot_tile import rows_times, weighted_sum
+from tapeless.kernels.cpu.dot_tile import prefetch, rows_times, weighted_sum
 from tapeless.kernels.cpu.ffn_down import KINDS, gated_row, plain_row
 from tapeless.kernels.cpu.functions import exp
 from tapeless.kernels.cpu.jit import array, bare, inlined, kernel, put, wide
@@ -103,9 +103,9 @@ def _softmax(scores, scale):  # (S,) in place, but for the division by the sum, 
 
 
 @inlined
-def _heads(qkv, flat, q_norm, k_norm, keys, values, at, position, H, G, g, D, cos, sin, eps, scores, found, out):
+def _heads(qkv, flat, q_norm, k_norm, keys, values, at, position, coming, H, G, g, D, cos, sin, eps, scores, found, out):
     # The query heads that share key head g. qkv ((H+2G)D,); keys, values flat, those of the sequence and head from `at` on
-    # cos, sin (D/2,), or (0,); scores, found: room; out (HD,)
+    # coming: where the next head's keys are, and how many; cos, sin (D/2,), or (0,); scores, found: room; out (HD,)
     shared, end, S = H // G, at + position * D, position + 1
     for head in range(g * shared, (g + 1) * shared + 1):
         i = head if head < (g + 1) * shared else H + g  # the last one is the key
@@ -116,8 +116,11 @@ def _heads(qkv, flat, q_norm, k_norm, keys, values, at, position, H, G, g, D, co
             rotate(row, cos, sin)
     _store(qkv[(H + g) * D : (H + g + 1) * D], keys[end : end + D])
     _store(qkv[(H + G + g) * D : (H + G + g + 1) * D], values[end : end + D])
+    # Sequences are short streams, which the processor does not foresee: what comes next is asked for during the arithmetic.
+    prefetch(values, at, S * D)
     stride, scale = S + WIDTH, ONE / np.float32(math.sqrt(D))
-    rows_times(scores, 0, stride, keys, at, qkv, g * shared * D, D, shared, S, D)
+    rows_times(scores, 0, stride, keys, at, qkv, g * shared * D, D, shared, S, D, True)
+    prefetch(keys, coming[0], coming[1] * D)
     for j in range(shared):
         weights, i = scores[j * stride : j * stride + S], g * shared + j
         total = _softmax(weights, scale)
@@ -152,7 +155,7 @@ def _outputs(x, flat, w, b, R, I, O, parts, first, count, y):  # x flat (R, I); 
     stride = count + WIDTH
     for part in range(parts):
         o, y0 = part * O + first, part * R * stride
-        rows_times(y, y0, stride, flat, w + o * I, x, 0, I, R, count, I)
+        rows_times(y, y0, stride, flat, w + o * I, x, 0, I, R, count, I, False)
         if b >= 0:
             bias = flat[b + o : b + o + count]
             for r in range(R):
@@ -184,12 +187,11 @@ def _decode(tokens, slots, positions, flat, program, keys, values, frequencies, 
                 elif what == NORM:
                     _add_norm(x[piece], y[piece], flat, w, b, I, O, centre, eps, n[piece])
                 elif what == ATTEND:
-                    r, g = piece // G, piece % G
+                    r, g, after = piece // G, piece % G, min(piece + workers, pieces - 1)  # after: this thread's next, likely
                     at = ((I * num_slots + slots[r]) * G + g) * S * D
-                    turn = cos[r], sin[r]
-                    _heads(
-                        qkv[r], flat, w, b, all_keys, all_values, at, positions[r], H, G, g, D, *turn, eps, local, found, a[r]
-                    )
+                    next_at = ((I * num_slots + slots[after // G]) * G + after % G) * S * D
+                    cache = all_keys, all_values, at, positions[r], (next_at, positions[after // G])
+                    _heads(qkv[r], flat, w, b, *cache, H, G, g, D, cos[r], sin[r], eps, local, found, a[r])
                 else:
                     first = piece * span
                     count = span if piece + 1 < pieces else O - first

@@ -19,6 +19,7 @@ from tapeless.kernels.cpu.tile import HAS_PAIRS, INDEX, INTEGERS, VECTOR, WIDTH,
 
 LANES = list(range(WIDTH))
 TOGETHER = 4  # rows of w that a tile of several rows of x reads at a time
+LINE = 64  # bytes of the cache
 AHEAD = 2**13  # bytes: how far before its use one row of x asks for w, which it reads from start to end
 
 
@@ -102,16 +103,16 @@ def _start(context: Any, builder: ir.IRBuilder, array: Any, value: Any, offset: 
     return builder.gep(context.make_array(array)(context, builder, value).data, [offset])
 
 
-def _make_tile(rows: int) -> Any:
+def _make_tile(rows: int, *, near: bool = False) -> Any:
     """tile(y, y0, y_row, w, w0, w_step, x, x0, x_row, I): flat arrays, the offset of each operand, the strides of the rows of y
-    and x, and the distance of one output's weights from the next one's."""
+    and x, and the distance of one output's weights from the next one's. near: see rows_times."""
     outputs = WIDTH // rows
 
     def tile(typingctx, y, y0, y_row, w, w0, w_step, x, x0, x_row, I):
         signature = types.void(y, *[types.intp] * 2, w, *[types.intp] * 2, x, *[types.intp] * 3)
         pairs = HAS_PAIRS and w.dtype == x.dtype == types.uint16
         step = 2 * WIDTH if pairs else WIDTH
-        together = min(outputs, TOGETHER) if rows > 1 else 1  # one row waits for memory, which is fastest in one stream
+        together = min(outputs, TOGETHER) if rows > 1 or near else 1  # one row waits for memory, which is fastest in one stream
 
         def codegen(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> Any:
             y_row_, w_step_, x_row_, I_ = args[2], args[5], args[8], args[9]
@@ -119,14 +120,14 @@ def _make_tile(rows: int) -> Any:
             w_starts = [builder.gep(w_, [builder.mul(INDEX(o), w_step_)]) for o in range(outputs)]
             x_starts = [builder.gep(x_, [builder.mul(INDEX(r), x_row_)]) for r in range(rows)]
             sums = _zeros(builder, WIDTH)
-            # With several rows arithmetic hides the memory's latency if what the next tile reads is asked for now.
-            ahead = builder.mul(w_step_, INDEX(WIDTH)) if rows > 1 else INDEX(AHEAD // (w.dtype.bitwidth // 8))
+            # With several rows arithmetic hides the memory's latency if what is read two tiles later is asked for now.
+            ahead = builder.mul(w_step_, INDEX(2 * WIDTH)) if rows > 1 else INDEX(AHEAD // (w.dtype.bitwidth // 8))
 
             def add(first: int, at: Any, count: Any = None) -> None:
                 starts = w_starts[first : first + together]
                 w_vectors = [_vector(builder, builder.gep(start, [at]), count, pairs) for start in starts]
                 x_vectors = [_vector(builder, builder.gep(start, [at]), count, pairs) for start in x_starts]
-                for start in starts:
+                for start in starts if not near else ():
                     _prefetch(builder, builder.gep(start, [builder.add(at, ahead)]))
                 for r in range(rows):
                     for o, w_vector in enumerate(w_vectors, first):
@@ -153,10 +154,11 @@ def _make_tile(rows: int) -> Any:
 
 
 _one_row, _two_rows, _four_rows = _make_tile(1), _make_tile(2), _make_tile(4)
+_one_row_near = _make_tile(1, near=True)
 
 
 @inlined
-def _rows_times(y, y0, y_row, w, w0, w_step, x, x0, x_row, R, I):
+def _rows_times(y, y0, y_row, w, w0, w_step, x, x0, x_row, R, I, near):
     """R rows by WIDTH outputs."""
     r = 0
     while r + 4 <= R:
@@ -167,23 +169,40 @@ def _rows_times(y, y0, y_row, w, w0, w_step, x, x0, x_row, R, I):
         for o in range(0, WIDTH, WIDTH // 2):
             _two_rows(y, y0 + r * y_row + o, y_row, w, w0 + o * w_step, w_step, x, x0 + r * x_row, x_row, I)
         r += 2
-    if r < R:
+    if r < R and near:
+        _one_row_near(y, y0 + r * y_row, y_row, w, w0, w_step, x, x0 + r * x_row, x_row, I)
+    elif r < R:
         _one_row(y, y0 + r * y_row, y_row, w, w0, w_step, x, x0 + r * x_row, x_row, I)
 
 
 @inlined
-def rows_times(y, y0, y_row, w, w0, x, x0, x_row, R, O, I):
-    """y (R, O) = x (R, I) w (O, I)', each a part of a flat array; a row of y has room for WIDTH more."""
+def rows_times(y, y0, y_row, w, w0, x, x0, x_row, R, O, I, near):
+    """y (R, O) = x (R, I) w (O, I)', each a part of a flat array; a row of y has room for WIDTH more. near: w is short, and
+    the caller prefetches it; what follows it in memory is not asked for."""
     o = 0
     while o < O:
         if o + WIDTH <= O:
-            _rows_times(y, y0 + o, y_row, w, w0 + o * I, I, x, x0, x_row, R, I)
+            _rows_times(y, y0 + o, y_row, w, w0 + o * I, I, x, x0, x_row, R, I, near)
             o += WIDTH
         elif O >= WIDTH:
             o = O - WIDTH  # the last tile overlaps the one before
         else:
-            _rows_times(y, y0 + o, y_row, w, w0 + o * I, 0, x, x0, x_row, R, I)  # one output; what is after it is overwritten
+            # one output; what is after it is overwritten
+            _rows_times(y, y0 + o, y_row, w, w0 + o * I, 0, x, x0, x_row, R, I, near)
             o += 1
+
+
+@intrinsic
+def prefetch(typingctx, array, first, count):
+    """Ask for elements that are read soon."""
+
+    def codegen(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> Any:
+        start, line = _start(context, builder, signature.args[0], *args[:2]), INDEX(LINE // (array.dtype.bitwidth // 8))
+        with cgutils.for_range_slice(builder, INDEX(0), args[2], line) as (offset, _):
+            _prefetch(builder, builder.gep(start, [offset]))
+        return context.get_dummy_value()
+
+    return types.void(array, *[types.intp] * 2), codegen
 
 
 @intrinsic

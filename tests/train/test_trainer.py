@@ -233,6 +233,17 @@ def test_samples_are_told_and_written(tmp_path: Path):
         assert (run.samples / f"step-0000000{step}.txt").read_text() == text
 
 
+def test_a_sample_reads_no_file(tmp_path: Path):
+    """A disk that failed for a moment would take one out of the log."""
+    run = begin_run(tmp_path / "run", config(max_steps=4, sample_every=2))
+
+    def fails(event: dict[str, Any]) -> None:
+        (run.path / "generation_config.json").write_text("damaged")
+
+    play(run, on_event=fails)
+    assert [event["step"] for event in events(run, ["sample"])] == [2, 4]
+
+
 @pytest.fixture
 def diverging(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     """From a step on, the loss is no number."""

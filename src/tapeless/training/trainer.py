@@ -32,6 +32,7 @@ from tapeless.data.loader import ExampleLoader, Loader, training_batches, valida
 from tapeless.data.prepare import Dataset
 from tapeless.errors import ConfigError, InvariantError, NonFiniteError, WriteError
 from tapeless.generate.engine import generate
+from tapeless.interop.generation import Generation
 from tapeless.model.build import AnyModel
 from tapeless.model.trained import checkpointed
 from tapeless.model.transformer import Transformer
@@ -101,6 +102,8 @@ class Trainer:
             config = replace(config, lr_schedule=FUNCTION)
         check_functions(config, batches, lr_schedule)
         self.model, self.config, self.data, self.run_dir = model, config, data, run
+        # Read once: a sample that needed a file would be missing where the disk fails for a moment.
+        self.generation = Generation() if run is None else generation_of(run, data.tokenizer)
         self.on_event, self.base, self.seal = on_event, base, seal
         self._stop_requested, self._deadline = stopped, time.monotonic() + seconds(config.max_time)
         self.seq_len: int = config.seq_len or default_seq_len(model.config)
@@ -397,8 +400,7 @@ class Trainer:
             c, tokenizer = self.config, self.data.tokenizer
             prompt = tokenizer.encode(c.sample_prompt) if c.sample_prompt else self.data.beginning()
             sampling, V = Sampling(temperature=c.sample_temperature, seed=c.seed), tokenizer.vocab_size
-            stop = generation_of(self.run_dir, tokenizer).eos_ids if self.run_dir else ()
-            options: dict[str, Any] = {"sampling": sampling, "vocab_size": V, "stop": stop}
+            options: dict[str, Any] = {"sampling": sampling, "vocab_size": V, "stop": self.generation.eos_ids}
             cut: list[bool] = []
 
             def interrupted(sample: int, token: int) -> bool:

@@ -15,6 +15,7 @@ from tapeless.data.packages import require_package
 from tapeless.data.read import RATIO, unpacked_limit
 from tapeless.data.worker import Limits, Worker
 from tapeless.errors import BAD_RECORD, EXPANDS, NO_COLUMN, NOT_WHOLE, DataError
+from tapeless.regular import regular
 
 BY_NAME = "hf:"
 ROWS = 1000  # at a time
@@ -89,7 +90,7 @@ def _saved_texts(folder: Path, field: str) -> Iterator[str]:
         raise DataError(
             f"{folder}: holds the splits {', '.join(splits)}; give one, such as {folder / splits[0]}, and another as --val-path"
         )
-    for entry in json.loads((folder / "state.json").read_text(encoding="utf-8"))["_data_files"]:
+    for entry in json.loads(regular(folder / "state.json").read_text(encoding="utf-8"))["_data_files"]:
         yield from _guarded_texts("arrow", folder / Path(entry["filename"]).name, field)  # only a file next to state.json
 
 

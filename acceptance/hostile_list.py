@@ -21,6 +21,7 @@ from training import scratch
 TINY = ["--preset", "tiny", "--no-verify", "--eval-every", "0", "--sample-every", "0"]
 LATEST = "checkpoints/latest"
 claims = Claims("hostile_list")
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup the commands below would inherit that it is ignored
 
 
 def tapeless(*words: object, shell: str = "", **environment: str) -> tuple[int, str, str]:

@@ -28,7 +28,7 @@ from tapeless.training import trainer
 from tapeless.training.run_dir import RunDir
 
 trainer.RETRIES = tuple(0.0 for _ in trainer.RETRIES)  # seconds before attempts to write: no failure here ends by itself
-ANYTIME = {"env.json", "lock", "metrics.jsonl", "said"}  # hold times and process ids
+ANYTIME = {"env.json", "lock", "metrics.jsonl", "said", ".unfinished"}  # hold times and process ids
 # In the warnings of commands whose result is another one, because they could not read a checkpoint, or env.json.
 SAID_SO = (" instead, ", "the report leaves out the environment")
 SAID = "said"  # stdout and stderr of a command, in its folder: a stream that may fail too
@@ -182,10 +182,10 @@ def to_the_end(writer: Writer, folder: Path, output: Path, expected: Any, first:
             break
         if status == KILLED or len(statuses) == 1:
             argv, removed = writer.argv(folder), False
+        elif not writer.run and writer.result(folder) == expected and ("already exists" in words or "is not empty" in words):
+            break  # it was killed, or its last call failed, after its work was done
         elif "tapeless train resume" in words and (folder / writer.makes / "config.toml").is_file():
             argv = ["train", "resume", str(folder / writer.makes)]
-        elif writer.result(folder) == expected and ("already exists" in words or "is not empty" in words):
-            break  # it was killed after its work was done
         elif removed or writer.makes in writer.needs:
             problems.append(f"a dead end: {words.strip()}")
             break

@@ -72,7 +72,7 @@ def write_run(
         write_run_config(run.config, imported)
         run.complete()
     except BaseException:  # also Ctrl-C: an incomplete directory would block the next attempt
-        shutil.rmtree(run.path)
+        shutil.rmtree(run.path, ignore_errors=True)
         raise
     return run
 

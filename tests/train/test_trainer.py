@@ -11,9 +11,10 @@ import torch
 from run_fixtures import MODEL, begin_run, config, dataset, events, play, state
 
 from tapeless.config import SimpleLMConfig, TrainConfig
-from tapeless.errors import ConfigError, NonFiniteError
+from tapeless.errors import ConfigError, NonFiniteError, WriteError
 from tapeless.model.build import build_model
 from tapeless.optim.schedule import learning_rate
+from tapeless.training import checkpoint_writer
 from tapeless.training import trainer as module
 from tapeless.training.checkpoint import checkpoints, load_checkpoint, pointed
 from tapeless.training.checkpoint_writer import CheckpointWriter
@@ -231,6 +232,23 @@ def test_samples_are_told_and_written(tmp_path: Path):
     for step, text in told.items():
         assert text.startswith("the fox")
         assert (run.samples / f"step-0000000{step}.txt").read_text() == text
+
+
+def test_a_loop_of_ones_own_hears_of_a_save_that_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    def fails(folder: Path, *args: Any) -> Path:
+        raise WriteError(f"{folder} could not be written: No space left on device")
+
+    monkeypatch.setattr(checkpoint_writer, "save_checkpoint", fails)
+    run = begin_run(tmp_path / "run", config())
+    trainer = Trainer(build_model(MODEL), config(), dataset(tmp_path), run=run)
+    trainer.step(*trainer.next_batch())
+    trainer.evaluate()  # the first is the best, and saved in the background
+    trainer._writer.wait()
+    assert caplog.messages == []
+    trainer.step(*trainer.next_batch())
+    assert caplog.messages == [f"{run.checkpoints} could not be written: No space left on device; training continues"]
 
 
 def test_a_sample_reads_no_file(tmp_path: Path):

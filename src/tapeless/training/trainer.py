@@ -65,6 +65,12 @@ SLOW_DISK = 1.0  # seconds of waiting that are worth a warning
 Listener = Callable[[dict[str, Any]], None]
 
 
+def log_warnings(event: dict[str, Any]) -> None:
+    """The listener of a trainer without one."""
+    if "warning" in event:
+        log.warning("%s", event["warning"])
+
+
 def document_starts(model: AnyModel, data: Dataset) -> tuple[np.ndarray, np.ndarray]:
     """Where the documents of both parts start, for attention that is masked by document."""
     if not isinstance(model, Transformer):
@@ -84,7 +90,7 @@ class Trainer:
         data: Dataset,
         *,
         run: RunDir | None = None,
-        on_event: Listener = lambda event: None,
+        on_event: Listener = log_warnings,
         before_save: Callable[[], None] = lambda: None,
         stopped: Callable[[], bool] = lambda: False,
         base: str | None = None,
@@ -94,10 +100,11 @@ class Trainer:
     ):
         """model, config, data: what is trained, how, and on what. batches, lr_schedule: functions of the step in place of the
         training part of data and of the schedule of config (functions.py). run: where checkpoints and samples are written; None
-        writes nothing. on_event: called with every event of metrics.jsonl. before_save: called before each checkpoint by the
-        thread that writes it, to sync the events so far to the disk. stopped: polled at every step and during evaluation; True
-        saves and ends the run, as does max_time, which counts from here. base: the hash of the base weights of adapters,
-        recorded in checkpoints. seal: what determines the result (seal.py), likewise, and compared by a resume."""
+        writes nothing. on_event: called with every event of metrics.jsonl; by default warnings are logged. before_save: called
+        before each checkpoint by the thread that writes it, to sync the events so far to the disk. stopped: polled at every
+        step and during evaluation; True saves and ends the run, as does max_time, which counts from here. base: the hash of the
+        base weights of adapters, recorded in checkpoints. seal: what determines the result (seal.py), likewise, and compared by
+        a resume."""
         if lr_schedule is not None:
             config = replace(config, lr_schedule=FUNCTION)
         check_functions(config, batches, lr_schedule)
@@ -176,7 +183,9 @@ class Trainer:
         targets: Tensor,  # (k*B, T) int64
         documents: Tensor | None = None,  # (k*B, T) int64: attention stays inside each
     ) -> StepMetrics:
-        """One update by any batch of grad_accum micro-batches: forward, backward, clipping, the optimizer."""
+        """One update by any batch of grad_accum micro-batches: forward, backward, clipping, the optimizer. A checkpoint that
+        could not be written in the background is a warning here."""
+        self._collect_saves()
         if self.config.check_invariants_every and (self.steps + 1) % self.config.check_invariants_every == 0:
             check_invariants(self.model, tokens, targets, documents, step=self.steps, first_sample=self.samples)
         start = time.perf_counter()
@@ -248,7 +257,8 @@ class Trainer:
         shown, on_event = make_display(display, self.config.log_every), self.on_event
 
         def both(event: dict[str, Any]) -> None:
-            on_event(event)
+            if on_event is not log_warnings:  # which the display shows
+                on_event(event)
             shown.event(event)
 
         shown.begin(self)
@@ -310,7 +320,6 @@ class Trainer:
                 self._emit("step", **metrics._asdict())
                 if stats is not None:
                     self._emit("layer_stats", step=metrics.step, **stats)
-                self._collect_saves()
 
         self._report()  # of the step before, if nothing did meanwhile
         self._unreported = report

@@ -59,7 +59,7 @@ accept: $(READY)  ## measure every claim, print claim, bound, value and verdict
 	$(BIN)/python acceptance/run.py
 	$(BIN)/python acceptance/tables.py
 
-# A night on two cores; make torture SIZE=0.01 PARTS=kills takes minutes. Needs Linux and cc.
+# Two hours on one core; make torture SIZE=0.01 PARTS=kills takes minutes. Needs Linux and cc.
 torture: $(READY)  ## kill, fail, damage and mutate everything that is written or read
 	OMP_NUM_THREADS=1 nice $(BIN)/python acceptance/torture.py $(SIZE) $(PARTS)
 

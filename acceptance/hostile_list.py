@@ -20,7 +20,9 @@ from training import scratch
 
 TINY = ["--preset", "tiny", "--no-verify", "--eval-every", "0", "--sample-every", "0"]
 LATEST = "checkpoints/latest"
+PLAIN = r"(?!INTERNAL)\w+"  # any code but that of a bug
 claims = Claims("hostile_list")
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup the commands below would inherit that it is ignored
 
 
 def tapeless(*words: object, shell: str = "", **environment: str) -> tuple[int, str, str]:
@@ -291,4 +293,163 @@ with scratch() as folder:
         size = (folder / "bomb.parquet").stat().st_size >> 10
         found = tapeless("data", "info", "bomb.parquet")
         check("not tried", f"400 MB of text in a Parquet file of {size} kB", found, one_line(found, "EXPANDS"))
+
+    # 3, 10: a run that is not what it was
+    for name, old, edited in (("rope_theta", "rope_theta = 10000.0", "rope_theta = 500.0"), ("seed", "seed = 0", "seed = 9")):
+        shutil.copytree(run, folder / "edited")
+        config = folder / "edited/config.toml"
+        config.write_text(config.read_text().replace(f"\n{old}\n", f"\n{edited}\n"))
+        found = tapeless("train", "resume", "edited")
+        check("3", f"{name} edited in config.toml: refused", found, one_line(found, "CHANGED|EDITED"))
+        shutil.rmtree(folder / "edited")
+    shutil.copytree(run, folder / "elsewhere")
+    found = tapeless("train", "resume", "elsewhere", "--max-steps", "6", NUMBA_OPT="1", NUMBA_CACHE_DIR=str(caches))
+    check("10", "resumed with NUMBA_OPT=1: announced", found, found[0] == 0 and "the last bits may differ" in found[2])
+
+    # 4, 9: what a training has open
+    for name, change in {
+        "rewritten": lambda path: path.write_bytes(path.read_bytes()[:64] + bytes(path.stat().st_size - 64)),
+        "cut off": lambda path: os.truncate(path, 100),
+    }.items():
+        assert tapeless("data", "prepare", text, "--out", "source")[0] == 0
+        words = ["train", "new", *TINY, "--dataset-path", "source", "--max-steps", "100000", "--save-every", "50"]
+        command = [sys.executable, "-m", "tapeless", *map(str, words), "--out-dir", "linked"]
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        while process.poll() is None and not has_lines(folder / "linked/metrics.jsonl", 20)():
+            time.sleep(0.05)
+        change(folder / "source/train.bin")
+        found = (0, "", process.communicate(timeout=300)[1])
+        found = (process.returncode, "", "\n".join(line for line in found[2].splitlines() if " …" not in line))
+        ok = one_line(found, "ALTERED_DATA|TRUNCATED_DATA")
+        check("4", f"the tokens of a running training {name} in place: an error", found, ok)
+        shutil.rmtree(folder / "source")
+        shutil.rmtree(folder / "linked")
+    for name, change in {
+        "removed": shutil.rmtree,
+        "renamed": lambda path: path.rename(path.with_name("new-name")),
+        "without metrics.jsonl": lambda path: (path / "metrics.jsonl").unlink(),
+    }.items():
+        ready = has_lines(folder / "gone/metrics.jsonl", 20)
+
+        def now(change: Callable[[Path], object] = change, ready: Callable[[], bool] = ready) -> bool:
+            if ready():
+                change(folder / "gone")
+                return True
+            return False
+
+        status, said, seconds, errors = signalled([*long, "gone"], signal.SIGTERM, now)
+        left = folder / ("new-name" if name == "renamed" else "gone")
+        ok = status == 75 and whole(left) and "warning: " in errors and (left / "metrics.jsonl").stat().st_size > 0
+        check("9", f"the directory of a running training {name}: a warning, a checkpoint, its lines", (status, "", errors), ok)
+        shutil.rmtree(left)
+
+    # 7, 14 and "not tried": models
+    small = ["--hidden-dim", "16", "--num-layers", "1", "--num-heads", "2", "--intermediate-dim", "24", "--max-seq-len", "8"]
+    assert tapeless("train", "new", *small, *TINY[2:], "--dataset-path", text, "--max-steps", "2", "--out-dir", "base")[0] == 0
+    assert tapeless("export", "base", "--to", "hf", "--out", "hf")[0] == 0
+    adapt = ["--init-from", "hf", "--lora-rank", "2", "--tokenizer", "bytes", "--dataset-path", text, "--max-steps", "2"]
+    assert tapeless("train", "new", *adapt, *TINY[2:], "--out-dir", "adapted")[0] == 0
+    (folder / "adapted").rename(folder / "moved")
+    shutil.move(folder / "hf", folder / "hf-moved")
+    found = tapeless("generate", "moved", "--max-tokens", "4")
+    check("7", "a LoRA run and its Hugging Face base moved", found, found[0] == 0)
+    model = folder / "hf-moved/model.safetensors"
+    good, config = model.read_bytes(), json.loads((folder / "hf-moved/config.json").read_text())
+    model.write_bytes(good[:-4] + b"\x00\x00\xc0\x7f")
+    found = tapeless("import", "hf-moved", "--out", "imported")
+    check("not tried", "NaN in a tensor file", found, one_line(found, "UNTRUSTED_FILE"))
+    model.write_bytes(good)
+    (folder / "hf-moved/config.json").write_text(json.dumps(config | {"rms_norm_eps": 1e300}))
+    found = tapeless("import", "hf-moved", "--out", "imported")
+    check("14", "rms_norm_eps 1e300 in an import", found, one_line(found, "OUT_OF_RANGE|UNTRUSTED_FILE|CONFIG"))
+    (folder / "hf-moved/config.json").write_text(json.dumps(config))
+    assert tapeless("export", "base", "--to", "gguf", "--out", "model.gguf")[0] == 0
+    for words in (["import", "model.gguf", "--out", "imported"], ["data", "info", "model.gguf"], ["generate", "model.gguf"]):
+        found = tapeless(*words)
+        ok = one_line(found, PLAIN)
+        check("not tried", f"a GGUF file given to `{' '.join(words[:2])}`", found, ok)
+
+    # "not tried": full and read-only disks, as file systems of their own
+    disk = folder / "disk"
+    disk.mkdir()
+    makers = {
+        "train new": [*new, "--out-dir"],
+        "data prepare": ["data", "prepare", text, "--out"],
+        "export": ["export", "base", "--to", "hf", "--out"],
+        "import": ["import", "hf-moved", "--out"],
+    }
+    for state, options in (("full", "size=16k"), ("read-only", "ro")):
+        if subprocess.run(["mount", "-t", "tmpfs", "-o", options, "none", disk], check=False, capture_output=True).returncode:
+            print(f"skip  a {state} disk: only root may mount one; the campaign fails its calls", flush=True)
+            continue
+        try:
+            for name, words in makers.items():
+                found = tapeless(*words, disk / "out")
+                ok = one_line(found, "WRITE|DISK_FULL|DISK|CONFIG|FAILED") and not (disk / "out").exists()
+                check("not tried", f"a {state} disk under {name}: one line, nothing left", found, ok)
+        finally:
+            subprocess.run(["umount", disk], check=True)
+
+    # "not tried": clocks, sources that change, no more processes
+    clock = "import itertools, sys, time; t = itertools.cycle([4.1e9, -1e10, 0.0]); time.time = lambda: next(t)"
+    program = f"{clock}; from tapeless.cli.main import main; sys.exit(main())"
+    done = subprocess.run(
+        [sys.executable, "-c", program, *map(str, new), "--out-dir", "clock"], capture_output=True, text=True, check=False
+    )
+    ok = done.returncode == 0 and (folder / "clock/checkpoints/step-00000004/model.safetensors").read_bytes() == same
+    check("not tried", "a clock that jumps back and forth: same bits", (done.returncode, "", done.stderr), ok)
+    growing = folder / "growing.txt"
+    growing.write_bytes(text.read_bytes() * 200)
+    command = [sys.executable, "-m", "tapeless", "data", "prepare", str(growing), "--out", "grown"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    while process.poll() is None:
+        with open(growing, "ab") as file:
+            file.write(b"another line\n" * 100)
+        time.sleep(0.02)
+    found = (process.returncode, *process.communicate())
+    found = (found[0], found[1], "\n".join(line for line in found[2].splitlines() if " …" not in line))
+    ok = tapeless("data", "info", "grown")[0] == 0 if found[0] == 0 else one_line(found, "DATA|ALTERED_DATA")
+    check("not tried", "a source that grows while it is prepared: a whole data set, or one line", found, ok)
+    if shutil.which("setpriv") and os.geteuid() == 0:
+        caps = "+dac_override,+dac_read_search"  # root itself has no limit of processes
+        user = f"setpriv --reuid 65534 --regid 65534 --clear-groups --inh-caps={caps} --ambient-caps={caps}"
+        for limit in (1, 4, 16):
+            environment = {"OPENBLAS_NUM_THREADS": "1", "HOME": str(folder)}
+            shell = f'{user} bash -c "ulimit -u {limit}; {{}}"'
+            found = tapeless(*new, "--out-dir", f"few-{limit}", shell=shell, **environment)
+            check("not tried", f"`ulimit -u {limit}`: trained, or one line", found, found[0] == 0 or one_line(found, "FAILED"))
+
+    # Files that are none, and a report without env.json
+    for kind, make in {"a pipe": os.mkfifo, "a link to /dev/zero": lambda path: Path(path).symlink_to("/dev/zero")}.items():
+        given = folder / "given.toml"
+        make(given)
+        for words in (
+            ["data", "info", given],
+            ["data", "prepare", given, "--out", "never"],
+            ["train", "new", "--config", given],
+            ["train", "new", *TINY, "--tokenizer", given, "--dataset-path", text],
+            ["generate", given],
+        ):
+            found = tapeless(*words, shell="ulimit -v 6000000; timeout 30 {}")
+            check(
+                "added",
+                f"{kind} given to `{' '.join(map(str, words[:3])).replace(str(given), '')}`",
+                found,
+                one_line(found, PLAIN),
+            )
+        given.unlink()
+        for name in ("checkpoints/latest", "checkpoints/step-00000004/MANIFEST.json", "tokenizer.json"):
+            shutil.copytree(run, folder / "piped")
+            (folder / "piped" / name).unlink()
+            make(folder / "piped" / name)
+            found = tapeless(
+                "generate", "piped", "--max-tokens", "4", "--no-fallback", shell="ulimit -v 6000000; timeout 30 {}"
+            )
+            check("added", f"{kind} instead of {name} of a run", found, one_line(found, PLAIN))
+            shutil.rmtree(folder / "piped")
+    shutil.copytree(run, folder / "bare")
+    (folder / "bare/env.json").write_text("{")
+    found = tapeless("report", "bare")
+    said = "the report leaves out the environment" in found[2]
+    check("added", "a report of a run with a damaged env.json: written, with a warning", found, found[0] == 0 and said)
 claims.finish()

@@ -11,7 +11,7 @@ from claim import SKIPPED
 
 HOME = Path(__file__).resolve().parent
 NOT_CLAIMS = {"run", "claim", "tables", "performance_tables", "training", "browser", "harness", "gguf_worker"}
-NOT_CLAIMS |= {"fine_tuning_worker", "torture"}  # torture takes a night: `make torture`
+NOT_CLAIMS |= {"fine_tuning_worker", "torture"}  # torture takes hours: `make torture`
 
 
 def main(wanted: list[str]) -> int:

@@ -14,7 +14,8 @@ SRC = ROOT / "src" / "tapeless"
 # What each part of the package may import: config <- ops <- kernels <- model <- interop <- training <- estimate <- runner <-
 # cli; ops <- generate <- model; config <- data, optim; report and tasks read what training writes; verify may import all up to
 # training, and bench also verify and estimate.
-BELOW: dict[str, set[str]] = {"start": set(), "text": set(), "progress": set(), "errors": set(), "config": {"errors"}}
+BELOW: dict[str, set[str]] = {name: set() for name in ("start", "text", "progress", "errors", "regular")}
+BELOW["config"] = {"errors", "regular"}
 BELOW["output"] = {"errors"}
 BELOW["ops"] = BELOW["config"] | {"config"}
 BELOW["data"] = BELOW["optim"] = BELOW["ops"]

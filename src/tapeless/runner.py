@@ -28,7 +28,6 @@ from tapeless.report.reporters import Reporters, check_packages
 from tapeless.training.checkpoint import checkpoints
 from tapeless.training.display import Display, make_display
 from tapeless.training.functions import Batches, Schedule, check_functions
-from tapeless.training.imported import generation_of
 from tapeless.training.init_from import load_initial_weights, resolve_recipe
 from tapeless.training.loading import attach_tokenizer
 from tapeless.training.metrics_log import copied, read_metrics
@@ -345,7 +344,7 @@ def _train(
         display.close(run.path, trainer, reason)
     if user.error is not None:
         raise user.error
-    attach_tokenizer(model, data.tokenizer, generation_of(run, data.tokenizer))
+    attach_tokenizer(model, data.tokenizer, trainer.generation)
     losses = trainer.last_loss, trainer.last_val_loss, trainer.best_val_loss
     return TrainResult(run.path, model, reason, trainer.steps, *losses)
 

@@ -2,6 +2,8 @@
 
 import subprocess
 import sys
+import threading
+from pathlib import Path
 
 import pytest
 
@@ -78,3 +80,15 @@ def test_an_unforeseen_failure_is_one_line_too_and_debug_shows_the_traceback(cap
     assert "error[INTERNAL]: KeyError: 'boom'" in capsys.readouterr().err
     with pytest.raises(KeyError):
         main(["--debug", "gradcheck"])
+
+
+def test_a_limit_of_threads_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    def refused(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")  # as Python does at `ulimit -u`
+
+    monkeypatch.setattr(threading.Thread, "start", refused)
+    (tmp_path / "text.txt").write_text("some text " * 500)
+    words = ["--preset", "tiny", "--dataset-path", str(tmp_path / "text.txt"), "--out-dir", str(tmp_path / "run")]
+    assert main(["train", "new", *words]) == 1
+    assert not (tmp_path / "run").exists()
+    assert "error[FAILED]: no thread can be started" in capsys.readouterr().err

@@ -75,11 +75,12 @@ def kills(folder: Path, size: float, writers: Mapping[str, Writer] = WRITERS | L
                 _, _, seconds = undisturbed(writers[name], inputs, case)
                 healthy[name] = expected, seconds
             expected, seconds = healthy[name]
-            ended = killed(writers[name], inputs, case, expected, draw, seconds, left)
+            ended, writing = killed(writers[name], inputs, case, expected, draw, seconds, left)
             found = [f"{name}, killed {ended.kills} times: {problem}" for problem in ended.problems]
             problems += found
             blocked += [name] if ended.in_the_way else []
             by_command[name] += ended.kills
+            by_command["while a checkpoint was written"] += writing
             left -= ended.kills
             progress(found)
             if left <= 0:
@@ -122,7 +123,7 @@ def failures(folder: Path, size: float, writers: Mapping[str, Writer] = WRITERS)
 
 def share(folder: Path, size: float) -> Iterator[Part]:
     """What the suite runs."""
-    few = {name: WRITERS[name] for name in ("train resume", "export")}
+    few = {name: WRITERS[name] for name in ("train new", "train resume", "export", "import")}
     yield from kills(folder, size, few)
     yield from failures(folder, size, few)
 
@@ -249,8 +250,8 @@ def cache(folder: Path, size: float) -> Iterator[Part]:
 
 
 def soak(folder: Path, size: float) -> Iterator[Part]:
-    """A training whose calls on files fail now and then, one a second, in turn by a full disk, a failing one, an interruption
-    and a short call."""
+    """A training whose calls on files fail now and then, one a second, in turn by a full disk, a failing one, an interruption,
+    a read-only disk and a short call."""
     inputs, case, seconds = folder / "inputs", folder / "case", max(4.0, SOAK * size)
     long = Writer(
         WRITERS["train new"].words + " --max-steps {steps} --save-every 200 --keep-last 2", "out", ("text.txt",), run=True

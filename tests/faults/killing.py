@@ -11,6 +11,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
@@ -63,7 +64,8 @@ def random_kills(folder: Path, kills: int, seed: int) -> Iterator[Ended]:
         status, killed, writing, training = KILLED, 0, 0, 0
         while status == KILLED:
             MARKS[:] = bytes(2)
-            status = killed_at_random(lambda run=run, kind=kind: marked(run, kind), draw, whole if killed < left else 3600.0)
+            work = partial(marked, partial(start, run, kind))
+            status = killed_at_random(work, draw, whole if killed < left else 3600.0)
             killed += status == KILLED
             writing += status == KILLED and MARKS[WRITING]
             training += status == KILLED and MARKS[WRITING] and not MARKS[WAITING]
@@ -87,11 +89,11 @@ def start(run: RunDir, kind: str) -> int:
     return restore_trainer(run, *LONGER, *KINDS[kind]).status
 
 
-def marked(run: RunDir, kind: str) -> int:
+def marked(work: Callable[[], int]) -> int:
     """The same in a forked process, which leaves behind what its threads were doing."""
     mark("_write", WRITING)
     mark("wait", WAITING)
-    return start(run, kind)
+    return work()
 
 
 def mark(name: str, number: int) -> None:

@@ -46,11 +46,14 @@ void arm(const char *folder, int list_to, const char *point, long earlier, int a
 
 int fired_count(void) { return fired; }
 
-/* Whether a full disk refuses it */
-static int takes_room(const char *call) {
-    static const char *calls[] = {"write", "create", "fsync", "rename", "mkdir", "link", "truncate"};
-    for (size_t i = 0; i < sizeof calls / sizeof *calls; i++)
-        if (!strcmp(call, calls[i])) return 1;
+/* Whether a full disk, or one that is read-only, refuses it */
+static int refused(const char *call) {
+    static const char *takes_room[] = {"write", "create", "fsync", "rename", "mkdir", "link", "truncate"};
+    static const char *frees_room[] = {"unlink", "rmdir", "chmod"};
+    for (size_t i = 0; i < sizeof takes_room / sizeof *takes_room; i++)
+        if (!strcmp(call, takes_room[i])) return 1;
+    for (size_t i = 0; i < sizeof frees_room / sizeof *frees_room; i++)
+        if (number == EROFS && !strcmp(call, frees_room[i])) return 1;
     return 0;
 }
 
@@ -84,9 +87,9 @@ static int decide(const char *call, const char *path) {
         strcat(point, "\n");
         syscall(SYS_write, listing, point, strlen(point));
     } else if (period > 0) {
-        static const int kinds[] = {ENOSPC, EIO, EINTR, 0}; /* in turn; 0: a short call */
-        if (now() - last >= period) last = now(), number = kinds[fired++ % 4], result = number ? FAILED : HALF;
-    } else if ((lasting && fired && takes_room(call)) || (!strcmp(point, target) && remaining-- == 0)) {
+        static const int kinds[] = {ENOSPC, EIO, EINTR, EROFS, 0}; /* in turn; 0: a short call */
+        if (now() - last >= period) last = now(), number = kinds[fired++ % 5], result = number ? FAILED : HALF;
+    } else if ((lasting && fired && refused(call)) || (!strcmp(point, target) && remaining-- == 0)) {
         fired++, hit = 1;
         result = action == FAIL ? FAILED : HALF;
     }
@@ -178,8 +181,9 @@ MOVES(sendfile64, "write", (file, from, at, count), (file, from, at, count / 2),
         REAL(type, name, __VA_ARGS__); \
         return check == FAILED ? failure : real words; \
     }
-PLAIN(fsync, int, -1, of_file("fsync", file), (file), int file)
-PLAIN(fdatasync, int, -1, of_file("fsync", file), (file), int file)
+/* Nothing loses its power here, so nobody has to wait for the disk: a killed process loses nothing that the system has. */
+int fsync(int file) { return of_file("fsync", file) == FAILED ? -1 : 0; }
+int fdatasync(int file) { return fsync(file); }
 PLAIN(ftruncate64, int, -1, of_file("truncate", file), (file, size), int file, off64_t size)
 PLAIN(mmap, void *, MAP_FAILED, (file < 0 ? PROCEED : of_file("mmap", file)), (at, size, way, flags, file, from), void *at,
       size_t size, int way, int flags, int file, off_t from)

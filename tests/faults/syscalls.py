@@ -20,6 +20,7 @@ from forked import Child
 SOURCE = Path(__file__).with_name("shim.c")
 OFF, LIST, FAIL, SHORT, KILL, TORN = range(6)  # as in shim.c
 WRITES = ("write", "create", "fsync", "rename", "mkdir", "link", "truncate")
+CHANGES = (*WRITES, "unlink", "rmdir", "chmod")
 LIMIT = 60.0  # seconds after which a command hangs
 HAPPENED = mmap.mmap(-1, 1)  # shared with forked processes: whether the call came that was to fail
 
@@ -39,7 +40,7 @@ class Way(NamedTuple):
     action: int
     calls: tuple[str, ...]  # of these calls; none: of all
     number: int = 0  # errno
-    lasting: bool = False  # every call after it fails too
+    lasting: bool = False  # every call after it that this disk refuses fails too
 
     def applies_to(self, point: Point) -> bool:
         return not self.calls or point.call in self.calls
@@ -53,6 +54,8 @@ WAYS = {
     "kill -9": Way(KILL, ()),
     "kill -9 half-way": Way(TORN, ("write",)),
     "a full disk": Way(FAIL, WRITES, errno.ENOSPC, lasting=True),
+    "EROFS": Way(FAIL, CHANGES, errno.EROFS),
+    "a disk that is read-only from then on": Way(FAIL, CHANGES, errno.EROFS, lasting=True),
 }
 
 

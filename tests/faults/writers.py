@@ -3,6 +3,7 @@ what must be so after anything went wrong with it. Used by faults.py."""
 
 import json
 import random
+import re
 import shlex
 import shutil
 import sys
@@ -16,16 +17,20 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "interop"))  # interop
 
 from forked import KILLED, Child, killed_at_random
 from interop_fixtures import exported
+from killing import MARKS, WRITING, marked
 from run_fixtures import text_file, text_of
 from small_run import FLAGS, outcome
 from syscalls import HAPPENED, KILL, LIMIT, Point, Way, arm, in_child, list_points
 
 from tapeless.cli.main import main
 from tapeless.data.files import file_sha256
+from tapeless.training import trainer
 from tapeless.training.run_dir import RunDir
 
-ANYTIME = {"env.json", "lock", "metrics.jsonl", "said"}  # hold times and process ids
-FALLBACK = " instead, "  # in the warning of a checkpoint that cannot be read
+trainer.RETRIES = tuple(0.0 for _ in trainer.RETRIES)  # seconds before attempts to write: no failure here ends by itself
+ANYTIME = {"env.json", "lock", "metrics.jsonl", "said", ".unfinished"}  # hold times and process ids
+# In the warnings of commands whose result is another one, because they could not read a checkpoint, or env.json.
+SAID_SO = (" instead, ", "the report leaves out the environment")
 SAID = "said"  # stdout and stderr of a command, in its folder: a stream that may fail too
 
 
@@ -43,6 +48,8 @@ class Writer(NamedTuple):
         made = folder / self.makes
         if self.run:
             return outcome(RunDir(made)) if (made / "checkpoints" / "latest").exists() else None
+        if made.suffix == ".html" and made.is_file():
+            return re.sub(r"(?<=Written by tapeless at )[-0-9]+ [-+:0-9]+", "", made.read_text())
         if made.is_file():
             return file_sha256(made)
         files = {str(path.relative_to(made)): path for path in sorted(made.rglob("*")) if path.is_file()}
@@ -168,17 +175,17 @@ def to_the_end(writer: Writer, folder: Path, output: Path, expected: Any, first:
         if contents(writer, folder) != inputs:
             problems.append("its inputs have changed")
         if (
-            status == 0 and FALLBACK in words and not writer.run
+            status == 0 and any(text in words for text in SAID_SO) and not writer.run
         ):  # as it said, so it is not the result; now the disk is well again
             remove(folder / writer.makes)
         elif status == 0 or problems:
             break
         if status == KILLED or len(statuses) == 1:
             argv, removed = writer.argv(folder), False
+        elif not writer.run and writer.result(folder) == expected and ("already exists" in words or "is not empty" in words):
+            break  # it was killed, or its last call failed, after its work was done
         elif "tapeless train resume" in words and (folder / writer.makes / "config.toml").is_file():
             argv = ["train", "resume", str(folder / writer.makes)]
-        elif writer.result(folder) == expected and ("already exists" in words or "is not empty" in words):
-            break  # it was killed after its work was done
         elif removed or writer.makes in writer.needs:
             problems.append(f"a dead end: {words.strip()}")
             break
@@ -217,18 +224,25 @@ def survives(writer: Writer, inputs: Path, case: Path, expected: Any, way: Way, 
     return to_the_end(writer, case, output, expected, lambda work, output: in_child(case, work, output, way, point))
 
 
-def killed(writer: Writer, inputs: Path, case: Path, expected: Any, draw: random.Random, seconds: float, at_most: int) -> Ended:
-    """Killed at random moments, until one process comes through, or after so many kills."""
-    kills = 0
+def killed(
+    writer: Writer, inputs: Path, case: Path, expected: Any, draw: random.Random, seconds: float, at_most: int
+) -> tuple[Ended, int]:
+    """Killed at random moments, until one process comes through, or after so many kills. Also how many of them found a
+    checkpoint being written."""
+    kills = writing = 0
 
     def until_killed(work: Callable[[], int], output: Path) -> int | None:
-        nonlocal kills
-        status = killed_at_random(work, draw, seconds, output) if kills < at_most else play(work, output)
+        nonlocal kills, writing
+        if kills == at_most:
+            return play(work, output)
+        MARKS[:] = bytes(2)
+        status = killed_at_random(lambda: marked(work), draw, seconds, output)
         kills += status == KILLED
+        writing += status == KILLED and MARKS[WRITING]
         return status
 
     fresh(writer, inputs, case)
-    return to_the_end(writer, case, case / SAID, expected, until_killed, until_killed)
+    return to_the_end(writer, case, case / SAID, expected, until_killed, until_killed), writing
 
 
 def undisturbed(writer: Writer, inputs: Path, case: Path) -> tuple[Any, list[Point], float]:

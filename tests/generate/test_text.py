@@ -1,11 +1,15 @@
 """A model's methods for text: a stream gives the text that generate gives, piece by piece, and can be cancelled."""
 
+from typing import Any
+
+import numpy as np
 import pytest
 import torch
 
 from tapeless.config import ModelConfig, Sampling
 from tapeless.data.tokenizer import ByteTokenizer
-from tapeless.errors import InputError
+from tapeless.errors import ConfigError, InputError
+from tapeless.generate.engine import Engine
 from tapeless.generate.text import TextStream
 from tapeless.model.transformer import Transformer
 
@@ -110,3 +114,28 @@ def test_a_text_needs_a_tokenizer(model: Transformer):
     with pytest.raises(InputError, match="no tokenizer"):
         model.stream("text", max_tokens=1)
     assert len(model.generate([5], max_tokens=1)) == 2
+
+
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"max_tokens": "5"}, "max_tokens must be an integer, got '5'"),
+    ({"max_tokens": 2.5}, "max_tokens must be an integer, got 2.5"),
+    ({"max_tokens": None}, "max_tokens must be an integer, got None"),
+    ({"sampling": {"temperature": 0}}, "sampling must be a Sampling, got {'temperature': 0}"),
+    ({"stop_ids": 3}, "stop_ids must be a collection of token ids, got 3"),
+    ({"stop_ids": ["."]}, r"stop_ids must be a collection of token ids, got \['.'\]"),
+    ({"prompt": 7}, "prompt must be a text or token ids, got 7"),
+    ({"prompt": ["a"]}, r"prompt must be a text or token ids, got \['a'\]"),
+]
+
+
+@pytest.mark.parametrize(("given", "says"), WRONG, ids=[str(given) for given, _ in WRONG])
+def test_values_of_wrong_types(model: Transformer, given: dict[str, Any], says: str):
+    for method in (model.generate, model.stream):
+        with pytest.raises(ConfigError, match=says):
+            method(**({"prompt": "text"} | given))
+
+
+def test_an_engine_checks_them_too(model: Transformer):
+    with pytest.raises(ConfigError, match="stop must be a collection of token ids"):
+        Engine(model).submit([1], max_tokens=1, stop="ab")
+    assert Engine(model).submit([1], max_tokens=np.int64(1), stop={np.int32(3)}).finish_reason is None

@@ -3,7 +3,9 @@
 import re
 import sys
 from inspect import signature
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from optim_fixtures import draw_gradients, gaps, small_model
@@ -195,3 +197,13 @@ def test_with_its_numbers_on_the_device_a_step_has_the_same_bits(kind: type[Capt
         captured.update_on_device(captured.step_scalars(t), torch.tensor(scale), copy)
         assert all(map(torch.equal, (plain.params, *plain.state.values()), held))
         assert torch.equal(copy, plain.params.bfloat16())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("lr", ["0.1", [0.1], True, 1j])
+def test_a_rate_that_is_no_number(kind: type[FlatOptimizer], lr: Any):
+    model = small_model()
+    with pytest.raises(ConfigError, match="lr must be a number, got"):
+        kind(model.params, model.grads, lr=lr)
+    with pytest.raises(ConfigError, match="lr must be a number, got"):
+        kind(model.params, model.grads, lr=np.float32(0.1)).step(lr)

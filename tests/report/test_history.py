@@ -1,6 +1,7 @@
 """What is told of a run: all of it, in little room."""
 
 import json
+import logging
 import math
 from itertools import pairwise
 from pathlib import Path
@@ -96,6 +97,18 @@ def test_how_it_ended(tmp_path: Path):
     history.add({"event": "guard", "step": 4, "error": "NaN"})
     assert history.ending == "diverged"
     assert history.notes == [(3, "resumed, lr 0.1 -> 0.2"), (4, "slow"), (4, "NaN")]
+
+
+@pytest.mark.parametrize("content", [None, "[" * 100_000, "[]", "\udcff"], ids=["missing", "nested", "a list", "no text"])
+def test_an_env_json_that_cannot_be_read_is_said(content: str | None, tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    run = empty_run(tmp_path / "run")
+    run.env.unlink()
+    if content is not None:
+        run.env.write_text(content, errors="surrogateescape")
+    with caplog.at_level(logging.WARNING, "tapeless"):
+        assert RunHistory.read(run).environment == {}
+    (said,) = caplog.messages
+    assert said.startswith(f"{run.env} cannot be read: ")
 
 
 def test_a_run_that_never_began(tmp_path: Path):

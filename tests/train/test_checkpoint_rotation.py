@@ -1,5 +1,6 @@
 """Rotation: what stays, what goes, and that nothing goes before its successor is known to be good."""
 
+import errno
 import math
 from pathlib import Path
 
@@ -8,7 +9,7 @@ from checkpoint_fixtures import assert_is, flip, save_at, silent
 from run_fixtures import begin_run, config, play
 
 from tapeless.errors import CheckpointError
-from tapeless.training import checkpoint
+from tapeless.training import checkpoint, rotation
 from tapeless.training.checkpoint import checkpoints, load_checkpoint, point_to
 from tapeless.training.rotation import is_new_best, remove_stale, rotate
 
@@ -79,6 +80,18 @@ def test_nothing_goes_while_a_name_cannot_be_read(folder: Path, pointer: str):
     warnings: list[str] = []
     assert rotate(folder, keep_last=1, on_warning=warnings.append) == []
     assert len(warnings) == 1
+
+
+def test_nothing_goes_while_the_folder_cannot_be_listed(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    """The checkpoint was written; it was told as a failure of its writer, with a traceback."""
+
+    def fails(folder: Path) -> dict[int, Path]:
+        raise OSError(errno.EIO, "Input/output error")
+
+    warnings: list[str] = []
+    monkeypatch.setattr(rotation, "checkpoints", fails)
+    assert rotate(folder, keep_last=1, on_warning=warnings.append) == []
+    assert warnings == [f"{folder} cannot be listed: Input/output error; no older checkpoint is deleted"]
 
 
 def test_after_going_back_the_abandoned_future_neither_counts_nor_goes(folder: Path):

@@ -1,6 +1,8 @@
 """A model from elsewhere is a run like any other, but for its text."""
 
+import errno
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,7 @@ import tapeless
 from tapeless.config import ModelConfig, Sampling
 from tapeless.data.chat import CHATML, write_template
 from tapeless.data.tokenizer import ByteTokenizer
-from tapeless.errors import ConfigError, DataError, InputError, UntrustedFileError
+from tapeless.errors import ConfigError, DataError, InputError, UntrustedFileError, WriteError
 from tapeless.interop.generation import Generation
 from tapeless.interop.hf_export import export_hugging_face
 from tapeless.model.transformer import Transformer
@@ -43,6 +45,18 @@ def test_the_run_has_the_weights_the_tokenizer_and_the_wishes(source, tmp_path: 
     assert len(loaded.data.val) == 0
     assert generation_of(run) == WANTED
     assert json.loads(run.env.read_text())["argv"] == ["test"]
+
+
+def test_the_first_failure_is_the_one_that_is_told(source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Not that of cleaning up after it, on a disk that has become read-only."""
+
+    def refused(*args: object, **options: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(os, "fsync", refused)
+    monkeypatch.setattr(os, "unlink", refused)
+    with pytest.raises(WriteError, match=r"tokenizer.json could not be written: Read-only file system"):
+        import_model(source[0], tmp_path / "run", [])
 
 
 def test_a_run_that_was_trained_here_leaves_generation_open(tmp_path: Path):

@@ -30,6 +30,23 @@ def test_an_empty_directory_is_welcome_and_a_full_one_is_not(tmp_path: Path):
         RunDir.create(tmp_path)
 
 
+@pytest.mark.skipif(os.name != "posix", reason="an open file cannot be removed")
+def test_a_mark_that_cannot_be_removed_is_no_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The run is whole, and was reported as failed on a disk that had just become read-only."""
+    run = RunDir.create(tmp_path / "run")
+    run.config.write_text("")
+
+    def refused(path: Path, *, missing_ok: bool = False) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", refused)
+        run.complete()
+    assert RunDir.open(run.path).path == run.path
+    with pytest.raises(ConfigError, match="is not empty"):
+        RunDir.create(run.path)
+
+
 def test_a_file_in_the_way_is_an_error(tmp_path: Path):
     (tmp_path / "run").write_text("")
     with pytest.raises(ConfigError, match="cannot be created"):

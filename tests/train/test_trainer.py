@@ -12,10 +12,11 @@ from run_fixtures import MODEL, begin_run, config, dataset, events, play, state
 
 from tapeless.config import Sampling, SimpleLMConfig, TrainConfig
 from tapeless.data.prepare import open_prepared
-from tapeless.errors import ConfigError, NonFiniteError
+from tapeless.errors import ConfigError, NonFiniteError, WriteError
 from tapeless.generate.engine import Engine, generate
 from tapeless.model.build import build_model
 from tapeless.optim.schedule import learning_rate
+from tapeless.training import checkpoint_writer
 from tapeless.training import trainer as module
 from tapeless.training.checkpoint import checkpoints, load_checkpoint, pointed, read_checkpoint, restore
 from tapeless.training.checkpoint_writer import CheckpointWriter
@@ -260,6 +261,34 @@ def test_a_sample_is_of_the_weights_as_they_are(tmp_path: Path, dtype: str):
     trainer.model.store.flat.numpy()[:] = build_model(MODEL, dtype=dtype, seed=1).store.flat.numpy()
     second = trainer.sample()
     assert first != second == Trainer(build_model(MODEL, dtype=dtype, seed=1), settings, data).sample()
+
+
+def test_a_loop_of_ones_own_hears_of_a_save_that_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    def fails(folder: Path, *args: Any) -> Path:
+        raise WriteError(f"{folder} could not be written: No space left on device")
+
+    monkeypatch.setattr(checkpoint_writer, "save_checkpoint", fails)
+    run = begin_run(tmp_path / "run", config())
+    trainer = Trainer(build_model(MODEL), config(), dataset(tmp_path), run=run)
+    trainer.step(*trainer.next_batch())
+    trainer.evaluate()  # the first is the best, and saved in the background
+    trainer._writer.wait()
+    assert caplog.messages == []
+    trainer.step(*trainer.next_batch())
+    assert caplog.messages == [f"{run.checkpoints} could not be written: No space left on device; training continues"]
+
+
+def test_a_sample_reads_no_file(tmp_path: Path):
+    """A disk that failed for a moment would take one out of the log."""
+    run = begin_run(tmp_path / "run", config(max_steps=4, sample_every=2))
+
+    def fails(event: dict[str, Any]) -> None:
+        (run.path / "generation_config.json").write_text("damaged")
+
+    play(run, on_event=fails)
+    assert [event["step"] for event in events(run, ["sample"])] == [2, 4]
 
 
 @pytest.fixture

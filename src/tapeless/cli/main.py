@@ -112,8 +112,12 @@ def run(argv: list[str] | None, age: float) -> int:
     except Exception as error:
         if args.debug:
             raise
-        text = printable(f"{type(error).__name__}: {error}")
-        complain(f"error[INTERNAL]: {text}; run `tapeless --debug …` for the traceback")
+        if str(error) == "can't start new thread":  # of Python's threading
+            fix = "raise the limit of processes (`ulimit -u`), or lower OMP_NUM_THREADS"
+            complain(f"error[FAILED]: no thread can be started; {fix}")
+        else:
+            text = printable(f"{type(error).__name__}: {error}")
+            complain(f"error[INTERNAL]: {text}; run `tapeless --debug …` for the traceback")
         return 1
     finally:
         freeze_imports()

@@ -5,6 +5,7 @@ Tested by: tests/test_config.py."""
 import re
 from collections.abc import Collection, Iterable
 from dataclasses import field, fields
+from numbers import Real
 from typing import Any
 
 from tapeless.errors import OUT_OF_RANGE, WRONG_TYPE, ConfigError
@@ -44,8 +45,14 @@ def seconds(time: str) -> float:
     return INFINITY if found is None else float(found[1]) * SECONDS[found[2]]
 
 
+def require_type(ok: bool, name: str, expected: str, got: Any) -> None:
+    if not ok:
+        raise WRONG_TYPE(name=name, expected=expected, got=got)
+
+
 def check_range(name: str, value: Any, ge: int | None = None, gt: int | None = None, lt: float = INFINITY) -> None:
-    """At least ge, above gt, below lt; a number with either of the first two is finite."""
+    """A number: at least ge, above gt, below lt; with either of the first two it is finite."""
+    require_type(isinstance(value, Real) and type(value) is not bool, name, "a number", value)
     if ge is not None:
         expected = f"in [{ge}, {lt})" if lt < INFINITY else f"at least {ge}" if ge else "0 or more"
         require(ge <= value < lt, name, expected, value)
@@ -70,7 +77,7 @@ def check_fields(config: Any) -> None:
             _require_unicode(f.name, value)
         if type(value) is int and not abs(value) < MAX_INT:
             raise OUT_OF_RANGE(name=f.name, expected="below 2^63", got=value)
-        if value is not None:
+        if value is not None and f.metadata["bounds"]:
             check_range(f.name, getattr(config, f.name), **f.metadata["bounds"])
         choices = f.metadata["choices"]
         if choices and value not in choices:

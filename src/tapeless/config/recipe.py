@@ -12,6 +12,7 @@ from tapeless.config.model import AnyModelConfig, ModelConfig, SimpleLMConfig
 from tapeless.config.other_names import ALIASES, other_name
 from tapeless.config.train import TrainConfig
 from tapeless.errors import UNKNOWN_KEY, ConfigError
+from tapeless.regular import regular
 
 PRESETS = Path(__file__).parents[1] / "presets"
 KINDS: dict[str, type[ModelConfig] | type[SimpleLMConfig]] = {"model": ModelConfig, "simplelm": SimpleLMConfig}
@@ -50,7 +51,7 @@ def read_recipe(path: Path) -> Recipe:
     import tomllib  # 3 ms of every `--help` otherwise
 
     try:
-        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+        tables = tomllib.loads(regular(path).read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such file") from None
     except OSError as error:

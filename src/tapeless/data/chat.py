@@ -24,6 +24,7 @@ from tapeless.data.files import atomic_write
 from tapeless.data.tokenizer import MESSAGE_END, MESSAGE_START, Tokenizer
 from tapeless.data.worker import Limits, Worker
 from tapeless.errors import DataError
+from tapeless.regular import regular
 
 CHATML = (
     "{% for message in messages %}"
@@ -176,7 +177,7 @@ def write_template(folder: Path, template: str) -> None:
 
 def read_template(folder: Path) -> str | None:
     try:
-        return (folder / FILE).read_text(encoding="utf-8")
+        return regular(folder / FILE).read_text(encoding="utf-8")
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:

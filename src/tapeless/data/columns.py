@@ -15,6 +15,7 @@ from tapeless.data.packages import require_package
 from tapeless.data.read import RATIO, unpacked_limit
 from tapeless.data.worker import Limits, Worker
 from tapeless.errors import BAD_RECORD, EXPANDS, NO_COLUMN, NOT_WHOLE, DataError
+from tapeless.regular import regular
 
 BY_NAME = "hf:"
 ROWS = 1000  # at a time
@@ -96,7 +97,7 @@ def _saved_texts(folder: Path, field: str) -> Iterator[str]:
 def _listed(file: Path, field: str) -> list[str]:
     """The names in a JSON file that `save_to_disk` wrote, one at least; without folders, so that they are next to it."""
     try:
-        entries = json.loads(file.read_text(encoding="utf-8"))[field]
+        entries = json.loads(regular(file).read_text(encoding="utf-8"))[field]
         first, *others = [Path(entry["filename"] if isinstance(entry, dict) else entry).name for entry in entries]
         return [first, *others]
     except (ValueError, LookupError, TypeError, RecursionError) as error:

@@ -39,6 +39,7 @@ from tapeless.data.token_files import BLOCK, Tokens, concat_tokens, open_tokens,
 from tapeless.data.tokenizer import CHAT, Tokenizer, load_tokenizer, make_tokenizer
 from tapeless.data.verification import FileState, file_state, require_ids, require_unaltered, scan_file, to_record
 from tapeless.errors import NO_TOKENIZER, UNREADABLE, DataError, WriteError
+from tapeless.regular import regular
 
 if TYPE_CHECKING:
     from tapeless.data.loader import ValidationSet  # needs torch, which takes seconds to load
@@ -347,7 +348,7 @@ def data_facts(folder: Path) -> dict[str, str]:
 def source_hashes(folder: Path, config: TrainConfig) -> tuple[str, str]:
     """Of the text that was prepared, and of the text that a configuration names now."""
     try:
-        before = json.loads((folder / "data.json").read_text(encoding="utf-8"))["source_sha256"]
+        before = json.loads(regular(folder / "data.json").read_text(encoding="utf-8"))["source_sha256"]
     except (OSError, ValueError, LookupError, TypeError, RecursionError):
         before = "unknown"  # open_prepared reports what is wrong with the file
     if config.dataset_path is not None:
@@ -421,7 +422,7 @@ def with_text(data: Dataset, path: str) -> Dataset:
 def read_record(folder: Path) -> dict[str, Any]:
     """data.json."""
     try:
-        record = json.loads((folder / "data.json").read_text(encoding="utf-8"))
+        record = json.loads(regular(folder / "data.json").read_text(encoding="utf-8"))
         version, whole = record["format_version"], all(isinstance(record[name], kind) for name, kind in RECORD.items())
         whole = whole and record["synthetic"] in (None, *SOURCES) and 0 < float(record["bytes_per_token"]) < float("inf")
     except (FileNotFoundError, NotADirectoryError):

@@ -41,6 +41,7 @@ from tapeless.errors import (
     UNREADABLE,
     DataError,
 )
+from tapeless.regular import regular
 
 JSONL, LIST = {".jsonl", ".ndjson"}, ".json"
 PACKED = {".gz", ".zst"}
@@ -118,7 +119,7 @@ def opened(path: Path) -> Iterator[IO[bytes]]:
     """The content of a file, decompressed while it is read; errors name the file."""
     openers: dict[str, Any] = {".gz": gzip.open, ".zst": _open_zstandard}
     try:
-        with openers.get(path.suffix.lower(), open)(path, "rb") as file:
+        with openers.get(path.suffix.lower(), open)(regular(path), "rb") as file:
             yield file
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise NOT_WHOLE(path=path, form="gzip", reason=error) from None

@@ -18,6 +18,7 @@ import numpy as np
 
 from tapeless.data.files import atomic_write, writing
 from tapeless.errors import BEYOND_VOCABULARY, TOO_FEW_TOKENS, TRUNCATED_DATA, UNREADABLE, DataError
+from tapeless.regular import regular
 
 HEADER = struct.Struct("<8sHHIQQ32s")
 MAGIC, VERSION = b"TAPELESS", 1
@@ -128,7 +129,7 @@ def write_tokens(path: Path, blocks: Iterable[np.ndarray], *, vocab_size: int, f
 def read_head(path: Path, count: int) -> tuple[int, bytes]:
     """The size of a file and its first bytes."""
     try:
-        with open(path, "rb") as file:
+        with open(regular(path), "rb") as file:
             return path.stat().st_size, file.read(count)
     except OSError as error:
         raise UNREADABLE(path=path, reason=error.strerror) from None

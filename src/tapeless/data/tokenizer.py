@@ -24,6 +24,7 @@ import numpy as np
 from tapeless.config import TOKENIZERS
 from tapeless.data.files import canonical_json, is_pickle, write_json
 from tapeless.errors import PICKLE, UNREADABLE, DataError
+from tapeless.regular import regular
 
 REPLACEMENT = "\ufffd".encode()
 SPECIAL = END_OF_TEXT, MESSAGE_START, MESSAGE_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
@@ -183,7 +184,7 @@ def make_tokenizer(kind: str, texts: Iterable[str], vocab_size: int | None) -> T
 def load_tokenizer(path: Path, *, guarded: bool = False) -> Tokenizer:
     """guarded: this process has limits already."""
     try:
-        spec = json.loads(path.read_text(encoding="utf-8"))
+        spec = json.loads(regular(path).read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise DataError(
             f"{path}: no such tokenizer; expected {', '.join(TOKENIZERS)}, or the path of a tokenizer.json"

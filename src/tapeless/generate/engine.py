@@ -17,9 +17,11 @@ Tested by: tests/generate/test_engine.py."""
 
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
+from numbers import Integral
 from typing import Any, NamedTuple
 
 from tapeless.config import Sampling, require
+from tapeless.config.fields import require_type
 from tapeless.errors import InputError, OrderError
 from tapeless.generate.decoder import LanguageModel, Request, make_decoder
 
@@ -115,6 +117,7 @@ class Engine:
         distribution. sample: its index: equal prompts with equal seeds differ by it. stop: ids that end it and are not
         returned."""
         prompt = [int(i) for i in prompt_ids]
+        check_options(max_tokens, sampling, stop=stop)
         self._check(prompt, max_tokens)
         request = Request(sampling or Sampling(), sample, max_tokens, stop, self._vocab_size)
         stream = Stream(self, self._submitted, prompt, request)
@@ -255,10 +258,19 @@ class Engine:
         for position, token in enumerate(prompt):
             if not 0 <= token < V:
                 raise InputError(f"prompt [{position}] is {token}, outside the vocabulary of {V} (0 to {V - 1})")
-        require(max_tokens >= 0, "max_tokens", "0 or more", max_tokens)
         need = min(self._window, len(prompt) + max_tokens)
         if need > self._decoder.capacity:
             raise InputError(f"a text of {need} tokens does not fit into a slot of {self._decoder.capacity}; raise capacity")
+
+
+def check_options(max_tokens: Any, sampling: Any, **stop: Any) -> None:
+    """Of a request. stop: by the name of the argument."""
+    require_type(isinstance(max_tokens, Integral) and type(max_tokens) is not bool, "max_tokens", "an integer", max_tokens)
+    require(max_tokens >= 0, "max_tokens", "0 or more", max_tokens)
+    require_type(isinstance(sampling, Sampling | None), "sampling", "a Sampling", sampling)
+    for name, ids in stop.items():
+        valid = isinstance(ids, Collection) and all(isinstance(i, Integral) for i in ids)
+        require_type(valid, name, "a collection of token ids", ids)
 
 
 def window_hop(window: int) -> int:

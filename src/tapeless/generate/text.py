@@ -10,8 +10,8 @@ from typing import Any, Protocol, overload
 import numpy as np
 
 from tapeless.config import MAX_TOKENS, Sampling
-from tapeless.errors import InputError
-from tapeless.generate.engine import Engine, Stream
+from tapeless.errors import WRONG_TYPE, InputError
+from tapeless.generate.engine import Engine, Stream, check_options
 from tapeless.generate.stop_strings import StopStrings
 
 
@@ -137,10 +137,11 @@ class Generates:
             raise InputError(f"stop is {stop!r}; expected a text or several, or pass ids as stop_ids")
         if stop and not isinstance(prompt, str):
             raise InputError("stop is a text, and this prompt is token ids; pass stop_ids, or the prompt as text")
+        ends = self.eos_ids if stop_ids is None else stop_ids
+        check_options(max_tokens, sampling, stop_ids=ends)
         V = self._tokenizer.vocab_size if self._tokenizer else None
         model: Any = self
         engine = Engine(model, capacity=len(ids) + max_tokens, vocab_size=V)
-        ends = self.eos_ids if stop_ids is None else stop_ids
         tokens = engine.submit(ids, max_tokens=max_tokens, sampling=sampling or self.sampling, stop=ends)
         return TextStream(tokens, self.tokenizer, ids, stops) if isinstance(prompt, str) else tokens
 
@@ -179,4 +180,9 @@ class Generates:
         return "".join([stream.prompt, *stream]) if isinstance(stream, TextStream) else [*given, *stream]
 
     def _ids(self, prompt: str | Iterable[int]) -> list[int]:
-        return [int(i) for i in (self.tokenizer.encode_prompt(prompt) if isinstance(prompt, str) else prompt)]
+        if isinstance(prompt, str):
+            return self.tokenizer.encode_prompt(prompt).tolist()
+        try:
+            return [int(i) for i in prompt]
+        except (TypeError, ValueError):
+            raise WRONG_TYPE(name="prompt", expected="a text or token ids", got=prompt) from None

@@ -7,11 +7,14 @@ Its size is bounded, however long the run.
 Tested by: tests/report/test_history.py."""
 
 import json
+import logging
 import math
 from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
+from tapeless.data.files import reason
+from tapeless.regular import regular
 from tapeless.report.buckets import Buckets, rounded
 from tapeless.report.metrics import curves
 from tapeless.training.metrics_log import as_written, read_metrics
@@ -23,15 +26,22 @@ SAMPLES, SAMPLE_LENGTH = 12, 2000  # on the page, and characters of each
 NOTES = 40  # warnings, resumes and ends
 LAYER_POINTS = 128  # columns of the layer maps
 CLIP_POINTS, CLIP_STEPS = 64, 10  # most points of the clip rate, and least steps in each
+log = logging.getLogger("tapeless")
 
 
 def _environment(run: RunDir) -> dict[str, Any]:
-    """Empty if the file is missing or damaged."""
+    """Empty, with a warning, if the file is missing or damaged: nothing else of the report depends on it."""
     try:
-        found = json.loads(run.env.read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
+        found = json.loads(regular(run.env).read_bytes())
+        if isinstance(found, dict):
+            return found
+        why = f"expected a JSON object, got {type(found).__name__}"
+    except OSError as error:
+        why = reason(error)
+    except (ValueError, RecursionError):
+        why = "not JSON"
+    log.warning("%s cannot be read: %s; the report leaves out the environment", run.env, why)
+    return {}
 
 
 class RunHistory:
@@ -60,7 +70,7 @@ class RunHistory:
     def read(cls, run: RunDir) -> "RunHistory":
         """All events of a run so far."""
         history = cls(run)
-        if run.metrics.is_file():
+        if run.metrics.exists():
             with as_written(run.metrics):
                 for event in read_metrics(run.metrics):
                     history.add(event)

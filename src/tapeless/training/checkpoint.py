@@ -36,6 +36,7 @@ from tapeless.data.files import (
 )
 from tapeless.errors import NEWER_FORMAT, CheckpointError, DamagedError, WriteError
 from tapeless.ops.numerics import copy_stream
+from tapeless.regular import regular
 
 FORMAT_VERSION = 1
 MODEL, OPTIM, STATE, MANIFEST = "model.safetensors", "optim.safetensors", "state.json", "MANIFEST.json"
@@ -170,7 +171,7 @@ def load_checkpoint(
 
 def _content(file: Path) -> bytes | None:
     try:
-        return file.read_bytes()
+        return regular(file).read_bytes()
     except OSError:
         return None
 
@@ -226,7 +227,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
     names = verify(path)
     optim: dict[str, dict[str, Tensor]] = {}
     try:
-        state = ADDED | json.loads((path / STATE).read_bytes())
+        state = ADDED | json.loads(regular(path / STATE).read_bytes())
         if state["format_version"] > FORMAT_VERSION:
             raise NEWER_FORMAT(path=path, version=state["format_version"], known=FORMAT_VERSION)
         parts = sorted(name for name in names if name.startswith("optim"))
@@ -256,7 +257,7 @@ def newest_state(folder: Path) -> dict[str, Any] | None:
 def read_state(path: Path) -> dict[str, Any]:
     """The state of one checkpoint, without its tensors."""
     verify(path, only=STATE)
-    return ADDED | json.loads((path / STATE).read_bytes())
+    return ADDED | json.loads(regular(path / STATE).read_bytes())
 
 
 def verify(path: Path, *, hashes: bool = True, only: str | None = None) -> set[str]:
@@ -266,7 +267,7 @@ def verify(path: Path, *, hashes: bool = True, only: str | None = None) -> set[s
         got = "a file" if path.exists() else "nothing"
         raise DamagedError(f"{path} is damaged: expected the folder of a checkpoint, got {got}")
     try:
-        content = (path / MANIFEST).read_bytes()
+        content = regular(path / MANIFEST).read_bytes()
         listed = {str(f["name"]): (f["size"], f["sha256"]) for f in json.loads(content)["files"]}
         if STATE not in listed or any(Path(name).name != name for name in listed):
             raise ValueError(f"the names {list(listed)}")
@@ -318,7 +319,7 @@ def checkpoints(folder: Path) -> dict[int, Path]:
 def pointed(folder: Path, which: str) -> int | None:
     """The step that `latest` or `best` names; None if there is no such file."""
     try:
-        name = (folder / which).read_text(encoding="utf-8", errors="replace").rstrip("\r\n")
+        name = regular(folder / which).read_text(encoding="utf-8", errors="replace").rstrip("\r\n")
     except FileNotFoundError:
         return None
     except OSError as error:

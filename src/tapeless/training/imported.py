@@ -21,6 +21,7 @@ from tapeless.errors import ConfigError, InputError
 from tapeless.interop.generation import FILE, Generation, read_generation
 from tapeless.interop.hf_import import ExternalModel, read_model
 from tapeless.plugins import required_plugins
+from tapeless.regular import regular
 from tapeless.training.checkpoint import STATE_FIELDS, save_checkpoint
 from tapeless.training.run_config import RunConfig, read_run_config, write_run_config
 from tapeless.training.run_dir import RunDir, environment
@@ -71,7 +72,7 @@ def write_run(
         write_run_config(run.config, imported)
         run.complete()
     except BaseException:  # also Ctrl-C: an incomplete directory would block the next attempt
-        shutil.rmtree(run.path)
+        shutil.rmtree(run.path, ignore_errors=True)
         raise
     return run
 
@@ -101,7 +102,7 @@ def chat_of(run: RunDir, tokenizer: Tokenizer) -> ChatFormat:
 def _stored_generation(run: RunDir, tokenizer: Tokenizer) -> Generation:
     """Those of an imported model; for a model trained here the tokenizer's end of text."""
     try:
-        settings = json.loads((run.path / FILE).read_bytes())
+        settings = json.loads(regular(run.path / FILE).read_bytes())
     except FileNotFoundError:
         end = tokenizer.end_of_text
         return Generation() if end is None else Generation(eos_ids=(end,), pad_id=end)

@@ -11,6 +11,7 @@ from typing import Any
 
 from tapeless.config import KINDS, TrainConfig, checked
 from tapeless.data.locks import holder
+from tapeless.regular import regular
 from tapeless.text import Row, rows_text
 from tapeless.training.checkpoint import checkpoints
 from tapeless.training.metrics_log import as_written, read_metrics
@@ -30,7 +31,7 @@ def run_facts(path: str | Path) -> dict[str, Any]:
 
 
 def _facts(run: RunDir, config: RunConfig) -> dict[str, Any]:
-    events = list(read_metrics(run.metrics)) if run.metrics.is_file() else []
+    events = list(read_metrics(run.metrics)) if run.metrics.exists() else []
     steps = [event for event in events if event["event"] == "step"]
     evals = [event for event in events if event["event"] == "eval"]
     starts = [event for event in events if event["event"] in ("start", "resume")]
@@ -68,7 +69,7 @@ def _facts(run: RunDir, config: RunConfig) -> dict[str, Any]:
 
 def source_of(data: Path) -> str | None:
     try:
-        return json.loads(data.read_text(encoding="utf-8"))["source"]
+        return json.loads(regular(data).read_text(encoding="utf-8"))["source"]
     except (OSError, ValueError, LookupError, TypeError):
         return None  # resume reports what is wrong with it
 

@@ -20,6 +20,7 @@ from typing import IO, Any
 
 from tapeless.data.files import atomic_write, reason, unused, writing
 from tapeless.errors import DataError, TapelessError
+from tapeless.regular import regular
 
 NEWLINE = b"\n"
 ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
@@ -28,7 +29,7 @@ log = logging.getLogger("tapeless")
 
 def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
     """The events in order. The last line of a live or killed run may be incomplete and is then left out."""
-    with open(path, "rb") as file:
+    with open(regular(path), "rb") as file:
         lines = file.read().split(NEWLINE)
     if lines[-1] == b"":
         lines.pop()
@@ -146,7 +147,7 @@ class MetricsLog:
         Unreadable lines in the middle are dropped too, with a warning, and a copy of the damaged file is kept."""
         kept: list[bytes] = []
         unreadable: list[int] = []
-        lines = self.path.read_bytes().split(NEWLINE)
+        lines = regular(self.path).read_bytes().split(NEWLINE)
         for number, line in enumerate(lines, 1):
             event = _event(line)
             if event is None:

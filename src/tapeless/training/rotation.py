@@ -57,14 +57,17 @@ def rotate(
     What cannot be deleted stays, with a warning. Nothing is deleted unless `latest` is intact. If this process has just written
     it, its bytes were hashed on their way to the disk and synced, and its sizes are compared; any other is read back and
     hashed. Steps beyond `latest`, left by a resume from an older checkpoint, stay until training replaces them."""
-    steps = checkpoints(folder)
     try:
+        steps = checkpoints(folder)
         latest, best = pointed(folder, "latest"), pointed(folder, "best")
         if latest is None:
             return []
         verify(steps.get(latest, folder / f"step-{latest:08d}"), hashes=latest != written)
     except DamagedError as error:
         on_warning(f"{error}; no older checkpoint is deleted")
+        return []
+    except OSError as error:
+        on_warning(f"{folder} cannot be listed: {reason(error)}; no older checkpoint is deleted")
         return []
     past = [step for step in steps if step <= latest]
     keep = {*past[-keep_last:], latest, best, protect} | {step for step in past if keep_every and step % keep_every == 0}

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 from tapeless.config import FUNCTION, KINDS, ROLES, AnyModelConfig, TrainConfig, checked
 from tapeless.data.files import atomic_write
 from tapeless.errors import CHANGED, ConfigError
+from tapeless.regular import regular
 
 # Free fields of [train]; all that are neither free nor frozen are the schedule. Path and corpus are free because the content of
 # [data] is frozen: a file may move if its content is the same.
@@ -92,7 +93,7 @@ def toml(tables: Mapping[str, Mapping[str, Any]]) -> str:
 
 def read_run_config(path: Path) -> RunConfig:
     try:
-        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+        tables = tomllib.loads(regular(path).read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such file; is {path.parent} the directory of a run?") from None
     except (OSError, ValueError, RecursionError) as error:  # of TOML, of UTF-8, of an integer of thousands of digits

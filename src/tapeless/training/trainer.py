@@ -32,6 +32,7 @@ from tapeless.data.loader import ExampleLoader, Loader, training_batches, valida
 from tapeless.data.prepare import Dataset
 from tapeless.errors import ConfigError, InvariantError, NonFiniteError, WriteError
 from tapeless.generate.engine import Engine
+from tapeless.interop.generation import Generation
 from tapeless.model.build import AnyModel
 from tapeless.model.trained import checkpointed
 from tapeless.model.transformer import Transformer
@@ -64,6 +65,12 @@ SLOW_DISK = 1.0  # seconds of waiting that are worth a warning
 Listener = Callable[[dict[str, Any]], None]
 
 
+def log_warnings(event: dict[str, Any]) -> None:
+    """The listener of a trainer without one."""
+    if "warning" in event:
+        log.warning("%s", event["warning"])
+
+
 def document_starts(model: AnyModel, data: Dataset) -> tuple[np.ndarray, np.ndarray]:
     """Where the documents of both parts start, for attention that is masked by document."""
     if not isinstance(model, Transformer):
@@ -83,7 +90,7 @@ class Trainer:
         data: Dataset,
         *,
         run: RunDir | None = None,
-        on_event: Listener = lambda event: None,
+        on_event: Listener = log_warnings,
         before_save: Callable[[], None] = lambda: None,
         stopped: Callable[[], bool] = lambda: False,
         base: str | None = None,
@@ -93,14 +100,17 @@ class Trainer:
     ):
         """model, config, data: what is trained, how, and on what. batches, lr_schedule: functions of the step in place of the
         training part of data and of the schedule of config (functions.py). run: where checkpoints and samples are written; None
-        writes nothing. on_event: called with every event of metrics.jsonl. before_save: called before each checkpoint by the
-        thread that writes it, to sync the events so far to the disk. stopped: polled at every step and during evaluation; True
-        saves and ends the run, as does max_time, which counts from here. base: the hash of the base weights of adapters,
-        recorded in checkpoints. seal: what determines the result (seal.py), likewise, and compared by a resume."""
+        writes nothing. on_event: called with every event of metrics.jsonl; by default warnings are logged. before_save: called
+        before each checkpoint by the thread that writes it, to sync the events so far to the disk. stopped: polled at every
+        step and during evaluation; True saves and ends the run, as does max_time, which counts from here. base: the hash of the
+        base weights of adapters, recorded in checkpoints. seal: what determines the result (seal.py), likewise, and compared by
+        a resume."""
         if lr_schedule is not None:
             config = replace(config, lr_schedule=FUNCTION)
         check_functions(config, batches, lr_schedule)
         self.model, self.config, self.data, self.run_dir = model, config, data, run
+        # Read once: a sample that needed a file would be missing where the disk fails for a moment.
+        self.generation = Generation() if run is None else generation_of(run, data.tokenizer)
         self.on_event, self.base, self.seal = on_event, base, seal
         self._stop_requested, self._deadline = stopped, time.monotonic() + seconds(config.max_time)
         self.seq_len: int = config.seq_len or default_seq_len(model.config)
@@ -174,7 +184,9 @@ class Trainer:
         targets: Tensor,  # (k*B, T) int64
         documents: Tensor | None = None,  # (k*B, T) int64: attention stays inside each
     ) -> StepMetrics:
-        """One update by any batch of grad_accum micro-batches: forward, backward, clipping, the optimizer."""
+        """One update by any batch of grad_accum micro-batches: forward, backward, clipping, the optimizer. A checkpoint that
+        could not be written in the background is a warning here."""
+        self._collect_saves()
         if self.config.check_invariants_every and (self.steps + 1) % self.config.check_invariants_every == 0:
             check_invariants(self.model, tokens, targets, documents, step=self.steps, first_sample=self.samples)
         start = time.perf_counter()
@@ -246,7 +258,8 @@ class Trainer:
         shown, on_event = make_display(display, self.config.log_every), self.on_event
 
         def both(event: dict[str, Any]) -> None:
-            on_event(event)
+            if on_event is not log_warnings:  # which the display shows
+                on_event(event)
             shown.event(event)
 
         shown.begin(self)
@@ -308,7 +321,6 @@ class Trainer:
                 self._emit("step", **metrics._asdict())
                 if stats is not None:
                     self._emit("layer_stats", step=metrics.step, **stats)
-                self._collect_saves()
 
         self._report()  # of the step before, if nothing did meanwhile
         self._unreported = report
@@ -398,14 +410,13 @@ class Trainer:
             c, tokenizer = self.config, self.data.tokenizer
             prompt = tokenizer.encode(c.sample_prompt) if c.sample_prompt else self.data.beginning()
             sampling = Sampling(temperature=c.sample_temperature, seed=c.seed)
-            stop = generation_of(self.run_dir, tokenizer).eos_ids if self.run_dir else ()
             engine, self._engine = self._engine, None  # none again if this raises: what its slots hold is then unknown
             if engine is None:
                 # No prefixes: those of the last sample are of other weights.
                 options: dict[str, Any] = {"vocab_size": tokenizer.vocab_size, "reuse_prefixes": False}
                 engine = Engine(self.model, capacity=len(prompt) + c.sample_tokens, **options)
             self.model.store.refresh()  # the engine trusts torch's count of writes, which some optimizers bypass
-            stream = engine.submit(prompt, max_tokens=c.sample_tokens, sampling=sampling, stop=stop)
+            stream = engine.submit(prompt, max_tokens=c.sample_tokens, sampling=sampling, stop=self.generation.eos_ids)
             for _ in stream:
                 if self._stop_requested():  # not out of time: a budget shorter than a sample would never get beyond it
                     return None

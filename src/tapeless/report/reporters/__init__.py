@@ -17,6 +17,7 @@ from typing import Any
 from tapeless.config import REPORTERS
 from tapeless.data.files import write_json
 from tapeless.errors import MissingError
+from tapeless.regular import regular
 from tapeless.report.metrics import Event
 from tapeless.training.metrics_log import copied, read_metrics
 from tapeless.training.run_config import read_run_config
@@ -57,7 +58,7 @@ class ServiceReporter(Reporter):
     def begin(self, history: Iterable[Event]) -> None:
         state: dict[str, Any] = {"id": uuid.uuid4().hex[:8], "step": -1}
         if self._state.exists():
-            state = json.loads(self._state.read_bytes())
+            state = json.loads(regular(self._state).read_bytes())
         self._id, self._step = state["id"], state["step"]
         first = self.open(self._id, self.run.path.resolve().name, read_run_config(self.run.config).tables())
         self._save()

@@ -18,7 +18,7 @@ BELOW: dict[str, set[str]] = {name: set() for name in ("start", "text", "progres
 BELOW["config"] = {"errors", "regular"}
 BELOW["output"] = {"errors"}
 BELOW["ops"] = BELOW["config"] | {"config"}
-BELOW["data"] = BELOW["optim"] = BELOW["ops"]
+BELOW["data"] = BELOW["optim"] = BELOW["dist"] = BELOW["ops"]
 BELOW["generate"] = BELOW["ops"] | {"ops"}
 BELOW["kernels"] = BELOW["ops"] | {"ops", "progress"}
 BELOW["model"] = BELOW["kernels"] | {"kernels", "generate"}
@@ -29,6 +29,7 @@ BELOW["training"] = BELOW["interop"] | {
     "plugins",
     "text",
     "output",
+    "dist",
 }  # samples are drawn; a run may start from imports
 BELOW["verify"] = BELOW["training"] | {"training"}
 BELOW["estimate"] = BELOW["verify"] | {"verify"}

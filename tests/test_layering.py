@@ -18,7 +18,8 @@ BELOW: dict[str, set[str]] = {name: set() for name in ("start", "text", "progres
 BELOW["config"] = {"errors", "regular"}
 BELOW["output"] = {"errors"}
 BELOW["ops"] = BELOW["config"] | {"config"}
-BELOW["data"] = BELOW["optim"] = BELOW["dist"] = BELOW["ops"]
+BELOW["data"] = BELOW["optim"] = BELOW["ops"]
+BELOW["dist"] = BELOW["ops"] | {"start", "output"}
 BELOW["generate"] = BELOW["ops"] | {"ops"}
 BELOW["kernels"] = BELOW["ops"] | {"ops", "progress"}
 BELOW["model"] = BELOW["kernels"] | {"kernels", "generate"}

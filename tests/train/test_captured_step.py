@@ -15,6 +15,8 @@ if torch.cuda.is_available():
     pytest.skip("kernels are compiled here, not interpreted: tests/kernels/triton/test_cuda.py", allow_module_level=True)
 
 from tapeless.config import Lora, ModelConfig, TrainConfig
+from tapeless.dist.gradient_sum import InPlace
+from tapeless.dist.world import ALONE
 from tapeless.errors import InputError, NonFiniteError
 from tapeless.kernels import choose
 from tapeless.kernels.triton.ops import triton_ops
@@ -24,8 +26,6 @@ from tapeless.optim import SGD
 from tapeless.optim.flat import CapturableOptimizer, FlatOptimizer
 from tapeless.training.captured_step import CapturedStep, captured_step
 from tapeless.training.layer_stats import LayerStats
-from tapeless.dist.gradient_sum import InPlace
-from tapeless.dist.world import ALONE
 from tapeless.training.step import StepResult, optimizer_of, train_step
 
 CONFIG = ModelConfig(vocab_size=31, hidden_dim=16, num_layers=1, num_heads=2, intermediate_dim=20, max_seq_len=8)
@@ -54,9 +54,7 @@ def graphed(**options: Any) -> CapturedStep:
     train = TrainConfig(**options)
     optimizer = optimizer_of(model, train)
     assert isinstance(optimizer, CapturableOptimizer)
-    step = CapturedStep(
-        model, optimizer, InPlace(ALONE, train.grad_accum, model.store.flat_grads), grad_clip=train.grad_clip
-    )
+    step = CapturedStep(model, optimizer, InPlace(ALONE, train.grad_accum, model.store.flat_grads), grad_clip=train.grad_clip)
     step.checks_first = False
     return step
 

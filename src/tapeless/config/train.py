@@ -50,8 +50,8 @@ class TrainConfig:
     grad_accum: int = option(1, "micro-batches per step (gradient accumulation)", ge=1)
     micro_batches: int | None = option(
         None,
-        "parts in which the gradients of a step are computed, of batch_size x grad_accum rows in all; default grad_accum, or the "
-        "number of ranks if that is more",
+        "equal parts of the batch_size x grad_accum rows of a step, whose gradients are computed one by one, or by as many "
+        "ranks; default grad_accum, or the number of ranks if that is more",
         ge=1,
     )
     rank_invariant: bool | None = option(

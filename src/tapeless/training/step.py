@@ -2,8 +2,8 @@
 
     loss = sum of token losses / valid targets of all micro-batches together
 Each micro-batch is divided by the number of targets of all of them, so that the gradient does not depend on how a batch is
-split: the mean over tokens, not the mean of means. On several ranks every rank is given the whole batch and computes some of its
-micro-batches; then all have the same gradients, and do the same update.
+split: the mean over tokens, not the mean of means. On several ranks every rank is given the whole batch and computes some of
+its micro-batches; then all have the same gradients, and do the same update.
 Tested by: tests/train/test_step.py and level L4 (tests/levels/training.py)."""
 
 import math

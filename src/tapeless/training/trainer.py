@@ -424,8 +424,8 @@ class Trainer:
             self._warn(f"{error}; training continues")
 
     def sample(self) -> str | None:
-        """A text that continues the prompt, or the first validation token; None if a stop interrupted it. Empty on all ranks but
-        the first."""
+        """A text that continues the prompt, or the first validation token; None if a stop interrupted it. Only the first rank
+        generates one."""
         if not self.world.is_first:
             return ""
         with self._pause("samples"):
@@ -440,7 +440,8 @@ class Trainer:
             self.model.store.refresh()  # the engine trusts torch's count of writes, which some optimizers bypass
             stream = engine.submit(prompt, max_tokens=c.sample_tokens, sampling=sampling, stop=self.generation.eos_ids)
             for _ in stream:
-                if self.world.size == 1 and self._stop_requested():  # not out of time: a budget shorter than a sample would never get beyond it
+                # Not if out of time: a budget shorter than a sample would never get beyond it.
+                if self.world.size == 1 and self._stop_requested():
                     return None
             self._engine = engine
             text = tokenizer.decode([*prompt, *stream.tokens])
@@ -616,7 +617,7 @@ class Trainer:
                 "skipped": self.skipped,
                 "losses": list(self.spikes.losses),
             },
-            "world_size": 1,
+            "world_size": self.world.size,
             "base": self.base,
             "functions": self._last_given() if self.steps else None,
             "seal": self.seal,

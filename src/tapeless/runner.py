@@ -365,6 +365,8 @@ def _follow(world: World, batches: Batches | None, schedule: Schedule | None) ->
     path, config = world.from_first(None)
     run, signals = RunDir.open(path), StopSignals(says=None)
     with ExitStack() as stack:
+        if current_thread() is main_thread():  # from the start: it is the first rank that stops, and tells the others
+            stack.enter_context(signals)
         data, model = open_prepared(run.path), make_model(config.model, config.train)
         load_initial_weights(model, run, config, on_warning=lambda text: None)
         functions: dict[str, Any] = {"batches": batches, "lr_schedule": schedule}
@@ -373,8 +375,6 @@ def _follow(world: World, batches: Batches | None, schedule: Schedule | None) ->
         step = world.from_first(None)
         if step is not None:
             trainer.resume(read_checkpoint(checkpoints(run.checkpoints)[step]))
-        if current_thread() is main_thread():
-            stack.enter_context(signals)
         reason = trainer.run(display=None)
     return TrainResult(run.path, model, reason, trainer.steps, trainer.last_loss, trainer.last_val_loss, trainer.best_val_loss)
 

@@ -23,7 +23,7 @@ from tapeless.training.signals import Interrupted, StopSignals, acknowledging
 COMMANDS = ["train", "presets", "estimate", "generate", "chat", "eval", "lm-eval", "report", "data", "tokenizer"]
 COMMANDS += ["export", "merge", "import", "gradcheck", "bench"]
 MODULES = {"eval": "evaluate", "import": "import_model"}
-LATER = 5.0  # seconds
+LATER = 3.0  # seconds
 EXIT_STATUS = """exit status:
   0  done                                      3    verification failed
   1  failed while running                      4    diverged, stopped by a guard
@@ -102,7 +102,8 @@ def run(argv: list[str] | None, age: float) -> int:
         if args.debug:
             raise
         let_the_first_speak(error)
-        complain(f"error[{error.code}]: {printable(str(error))}")
+        if not (own_rank() and isinstance(error, RanksError)):
+            complain(f"error[{error.code}]: {printable(str(error))}")
         return error.exit_status
     except (KeyboardInterrupt, Interrupted):
         if not own_rank():
@@ -135,7 +136,7 @@ def let_the_first_speak(error: Exception) -> None:
     """Of several ranks, which often fail together: the first one says it, unless it only lost the one that failed. Whoever
     started the ranks ends the others meanwhile."""
     if num_ranks() > 1 and (own_rank() or isinstance(error, RanksError)):
-        time.sleep(LATER if isinstance(error, RanksError) else LATER / 2)
+        time.sleep(LATER)
 
 
 def _run(argv: list[str] | None, args: argparse.Namespace, stack: ExitStack, age: float) -> int:

@@ -33,7 +33,7 @@ BELOW["training"] = BELOW["interop"] | {
     "dist",
 }  # samples are drawn; a run may start from imports
 BELOW["verify"] = BELOW["training"] | {"training"}
-BELOW["estimate"] = BELOW["verify"] | {"verify"}
+BELOW["estimate"] = BELOW["verify"] | {"verify", "dist"}
 BELOW["bench"] = BELOW["estimate"] | {"estimate", "start"}
 BELOW["report"] = BELOW["tasks"] = BELOW["training"] | {"training"}
 BELOW["runner"] = BELOW["report"] | {"report", "verify", "estimate", "output"}

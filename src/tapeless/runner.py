@@ -139,7 +139,8 @@ def train(
             shown.rows([("vocabulary", vocabulary)])
         with busy("checking memory and disk"):
             train_config = resolve_defaults(model_config, train_config)
-            errors = _resource_errors(model_config, train_config, path)
+            ranks = world.size if train_config.device == "cpu" else 1  # which then share the memory
+            errors = _resource_errors(model_config, train_config.accumulated(), path, ranks)
         for error in errors:
             if not skip_resource_check:
                 raise error
@@ -235,11 +236,11 @@ def _folder(data: Dataset) -> Path:
     return Path(file).parent
 
 
-def _resource_errors(config: AnyModelConfig, train: TrainConfig, out_dir: Path) -> list[TapelessError]:
+def _resource_errors(config: AnyModelConfig, train: TrainConfig, out_dir: Path, ranks: int) -> list[TapelessError]:
     """Why free memory or disk will not suffice, before anything is written."""
     memory = memory_of(config, train)
     steps = total_steps(train, 0) if train.epochs is None else train.max_steps
-    return resource_errors(config, train, memory, disk_of(memory.checkpoint, train, steps), out_dir)
+    return resource_errors(config, train, memory, disk_of(memory.checkpoint, train, steps), out_dir, ranks=ranks)
 
 
 class _Callbacks:

@@ -54,6 +54,7 @@ def run(args: argparse.Namespace) -> int:
         from tapeless.training.vocabulary import infer_vocab_size
 
     config, train = resolve_recipe(found_recipe)
+    train = train.accumulated()
     config, _ = infer_vocab_size(found_recipe, config, train)
     if train.init_from:
         name = Path(train.init_from).resolve().name

@@ -2,7 +2,7 @@
 
 Tested by: tests/test_config.py."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tapeless.config.fields import INFINITY, check_fields, nearest, option, require, seconds
 from tapeless.config.model import Lora
@@ -151,6 +151,11 @@ class TrainConfig:
     def num_micro_batches(self) -> int:
         """Parts of a step, whose gradients are computed one after the other or on several ranks."""
         return self.micro_batches or self.grad_accum
+
+    def accumulated(self) -> "TrainConfig":
+        """The same steps, with batch_size rows in each micro-batch."""
+        rows, parts = self.batch_size * self.grad_accum, self.num_micro_batches
+        return replace(self, batch_size=rows // parts, grad_accum=parts, micro_batches=None)
 
     @property
     def sums_in_order(self) -> bool:

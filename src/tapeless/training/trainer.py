@@ -564,10 +564,11 @@ class Trainer:
         self._check_functions(state["functions"])
         self._plan()
         self._resume_average(checkpoint)
+        ranks = None if self.config.sums_in_order else self.world.size
         if self.run_dir is not None:
             folder = self.run_dir.checkpoints
             self._warn_if_write_fails(lambda: repair_names(folder, self.steps, self.best_step, on_warning=self._warn))
-        for text in announcements(differences(state, self.seal, changes)):
+        for text in announcements(differences(state, self.seal, changes, ranks=ranks)):
             self._warn(text)
 
     def _check_functions(self, saved: dict[str, Any] | None) -> None:

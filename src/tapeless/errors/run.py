@@ -58,7 +58,7 @@ class RanksError(TapelessError):
 
     code = "RANKS"
     exit_status = 1
-    fix = "see the error of the rank that ended first; `tapeless train resume RUN --ranks N` continues from the last checkpoint"
+    fix = "see the error of the rank that ended first; `tapeless train resume RUN --ranks 2` continues from the last checkpoint"
 
 
 RUN_NOT_EMPTY = Known(

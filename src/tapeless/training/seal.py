@@ -25,7 +25,8 @@ from tapeless.training.run_dir import cpu_name
 
 # Sources that decide about bits, beside those of the ops' own files.
 SOURCES: tuple[str, ...] = ("ops", "kernels", "model", "optim")
-SOURCES += ("dist/gradient_sum.py", "dist/world.py", *(f"data/{name}.py" for name in ("loader", "rng", "instructions", "token_files")))
+SOURCES += ("dist/gradient_sum.py", "dist/world.py")
+SOURCES += tuple(f"data/{name}.py" for name in ("loader", "rng", "instructions", "token_files"))
 SOURCES += tuple(
     f"training/{name}.py" for name in ("step", "captured_step", "plan", "guard", "trainer", "prefetch", "functions")
 )

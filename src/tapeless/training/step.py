@@ -75,7 +75,8 @@ def accumulate_gradients(
         options: dict[str, Any] = {"documents": document_ids[0]} if document_ids else {}
         options |= {} if check else {"check": False}
         options |= {"num_targets": num_targets, "step": step, "first_sample": first_sample + i * len(x)}
-        losses.append(model.forward_backward(x, y, **options, accumulate=bool(losses) and reduction.accumulates))
+        options |= {"accumulate": bool(losses) and reduction.accumulates}
+        losses.append(model.forward_backward(x, y, **options))
         reduction.add(len(losses) - 1)
     if len(losses) < reduction.rounds:
         reduction.add(len(losses))

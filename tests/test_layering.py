@@ -19,6 +19,7 @@ BELOW["config"] = {"errors", "regular"}
 BELOW["output"] = {"errors"}
 BELOW["ops"] = BELOW["config"] | {"config"}
 BELOW["data"] = BELOW["optim"] = BELOW["ops"]
+BELOW["dist"] = BELOW["ops"] | {"start", "output"}
 BELOW["generate"] = BELOW["ops"] | {"ops"}
 BELOW["kernels"] = BELOW["ops"] | {"ops", "progress"}
 BELOW["model"] = BELOW["kernels"] | {"kernels", "generate"}
@@ -29,9 +30,10 @@ BELOW["training"] = BELOW["interop"] | {
     "plugins",
     "text",
     "output",
+    "dist",
 }  # samples are drawn; a run may start from imports
 BELOW["verify"] = BELOW["training"] | {"training"}
-BELOW["estimate"] = BELOW["verify"] | {"verify"}
+BELOW["estimate"] = BELOW["verify"] | {"verify", "dist"}
 BELOW["bench"] = BELOW["estimate"] | {"estimate", "start"}
 BELOW["report"] = BELOW["tasks"] = BELOW["training"] | {"training"}
 BELOW["runner"] = BELOW["report"] | {"report", "verify", "estimate", "output"}

@@ -16,7 +16,9 @@ from threading import current_thread, main_thread
 from typing import Any
 
 from tapeless.config import FUNCTION, KINDS, AnyModelConfig, Recipe, TrainConfig, preset_recipe, read_recipe
+from tapeless.data.files import unused_path
 from tapeless.data.prepare import Dataset, open_prepared
+from tapeless.dist.world import World, joined
 from tapeless.errors import ConfigError, GradientError, TapelessError, WriteError
 from tapeless.estimate.disk import disk_of
 from tapeless.estimate.fit import resource_errors
@@ -25,7 +27,7 @@ from tapeless.model.build import AnyModel
 from tapeless.output import ignore_write_errors
 from tapeless.progress import busy
 from tapeless.report.reporters import Reporters, check_packages
-from tapeless.training.checkpoint import checkpoints
+from tapeless.training.checkpoint import checkpoints, read_checkpoint
 from tapeless.training.display import Display, make_display
 from tapeless.training.functions import Batches, Schedule, check_functions
 from tapeless.training.init_from import load_initial_weights, resolve_recipe
@@ -45,7 +47,6 @@ from tapeless.training.runs import (
     restore_trainer,
     resume_config,
     set_fields,
-    unused_path,
 )
 from tapeless.training.seal import seal_of
 from tapeless.training.signals import Interrupted, StopSignals
@@ -129,12 +130,17 @@ def train(
     check_packages(train_config.report_to)
     shown = make_display(display, train_config.log_every)
     path = Path(train_config.out_dir) if train_config.out_dir else unused_path(name)
-    with process_settings(train_config):
+    with joined(train_config.device) as world, process_settings(train_config):
+        if not world.is_first:
+            return _follow(world, batches, schedule)
+        if world.size > train_config.num_micro_batches and train_config.micro_batches is None:
+            train_config = replace(train_config, micro_batches=world.size)
         if vocabulary:
             shown.rows([("vocabulary", vocabulary)])
         with busy("checking memory and disk"):
             train_config = resolve_defaults(model_config, train_config)
-            errors = _resource_errors(model_config, train_config, path)
+            ranks = world.size if train_config.device == "cpu" else 1  # which then share the memory
+            errors = _resource_errors(model_config, train_config.accumulated(), path, ranks)
         for error in errors:
             if not skip_resource_check:
                 raise error
@@ -145,7 +151,7 @@ def train(
             run, run_config, dataset = create_run(model_config, train_config, path, sys.argv, facts)
         phases.end("data")
         try:
-            return _train(run, run_config, dataset, shown, user, phases, batches, schedule)
+            return _train(run, run_config, dataset, shown, user, phases, batches, schedule, world)
         except BaseException as error:
             lost = not checkpoints(run.checkpoints) if isinstance(error, Interrupted) else not has_progress(run)
             if lost and not isinstance(error, GradientError):
@@ -180,12 +186,14 @@ def resume(
     check_functions(config.train, batches, schedule)
     check_packages(config.train.report_to)
     shown = make_display(display, config.train.log_every)
-    with process_settings(config.train):
+    with joined(config.train.device) as world, process_settings(config.train):
+        if not world.is_first:
+            return _follow(world, batches, schedule)
         with busy("opening the data"):
             data = open_prepared(run.path)
         phases.end("data")
         options: dict[str, Any] = {"resume": True, "fallback": fallback, "changes": changes}
-        return _train(run, config, data, shown, user, phases, batches, schedule, **options)
+        return _train(run, config, data, shown, user, phases, batches, schedule, world, **options)
 
 
 def _recipe(config: Config) -> tuple[str, Recipe]:
@@ -228,11 +236,11 @@ def _folder(data: Dataset) -> Path:
     return Path(file).parent
 
 
-def _resource_errors(config: AnyModelConfig, train: TrainConfig, out_dir: Path) -> list[TapelessError]:
+def _resource_errors(config: AnyModelConfig, train: TrainConfig, out_dir: Path, ranks: int) -> list[TapelessError]:
     """Why free memory or disk will not suffice, before anything is written."""
     memory = memory_of(config, train)
     steps = total_steps(train, 0) if train.epochs is None else train.max_steps
-    return resource_errors(config, train, memory, disk_of(memory.checkpoint, train, steps), out_dir)
+    return resource_errors(config, train, memory, disk_of(memory.checkpoint, train, steps), out_dir, ranks=ranks)
 
 
 class _Callbacks:
@@ -265,6 +273,7 @@ def _train(
     phases: Phases,
     batches: Batches | None,
     schedule: Schedule | None,
+    world: World,
     *,
     resume: bool = False,
     fallback: bool = True,
@@ -275,6 +284,7 @@ def _train(
         if current_thread() is main_thread():
             stack.enter_context(ignore_write_errors())
         record = stack.enter_context(Recorder(run, user, delayed=[display.event]))
+        world.from_first((str(run.path.resolve()), config))
         with busy("building the model"):
             model = make_model(config.model, config.train)
         load_initial_weights(model, run, config, on_warning=display.warn)
@@ -288,6 +298,7 @@ def _train(
             stopped=lambda: user.stop or signals.requested(),
             base=config.data.get("base_sha256") if config.train.lora else None,
             seal=seal_of(config, model),
+            world=world,
             batches=batches,
             lr_schedule=schedule,
         )
@@ -297,6 +308,7 @@ def _train(
                 write_run_config(run.config, config)
                 record.reopen()
             _say_what_changes(trainer, changes, display)
+        world.from_first(trainer.resumed_from)
         record.delayed.append(stack.enter_context(Reporters(run, config.train.report_to)).event)
         with busy("computing the baselines"):
             found = data.baselines()
@@ -347,6 +359,25 @@ def _train(
     attach_tokenizer(model, data.tokenizer, trainer.generation)
     losses = trainer.last_loss, trainer.last_val_loss, trainer.best_val_loss
     return TrainResult(run.path, model, reason, trainer.steps, *losses)
+
+
+def _follow(world: World, batches: Batches | None, schedule: Schedule | None) -> TrainResult:
+    """What all ranks but the first do: the same steps, without files, output and samples."""
+    path, config = world.from_first(None)
+    run, signals = RunDir.open(path), StopSignals(says=None)
+    with ExitStack() as stack:
+        if current_thread() is main_thread():  # from the start: it is the first rank that stops, and tells the others
+            stack.enter_context(signals)
+        data, model = open_prepared(run.path), make_model(config.model, config.train)
+        load_initial_weights(model, run, config, on_warning=lambda text: None)
+        functions: dict[str, Any] = {"batches": batches, "lr_schedule": schedule}
+        seal = seal_of(config, model)
+        trainer = Trainer(model, config.train, data, stopped=signals.requested, seal=seal, world=world, **functions)
+        step = world.from_first(None)
+        if step is not None:
+            trainer.resume(read_checkpoint(checkpoints(run.checkpoints)[step]))
+        reason = trainer.run(display=None)
+    return TrainResult(run.path, model, reason, trainer.steps, trainer.last_loss, trainer.last_val_loss, trainer.best_val_loss)
 
 
 def _say_what_changes(trainer: Trainer, changes: Sequence[Change], display: Display) -> None:

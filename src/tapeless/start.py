@@ -4,6 +4,7 @@ Tested by: tests/test_start.py."""
 
 import gc
 import io
+import os
 import sys
 
 OBJECTS = 10_000  # allocations between collections; Python's default is 700
@@ -20,6 +21,26 @@ def freeze_imports() -> None:
     steps and after the last output of a command. Only where this process runs a command."""
     if gc.get_threshold()[0] == OBJECTS:
         gc.freeze()
+
+
+def num_ranks() -> int:
+    """How many processes train together: torchrun and `--ranks` tell each."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def own_rank() -> int:
+    """This process's number among them; the first one, 0, prints and writes."""
+    return int(os.environ.get("RANK", "0")) if num_ranks() > 1 else 0
+
+
+def restarted() -> bool:
+    """Whether torchrun has started the same command again, after a rank had ended."""
+    return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
+
+
+def silence() -> None:
+    """stdout of the other ranks: whatever a library prints there."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 def print_any_character() -> None:

@@ -146,9 +146,11 @@ def test_a_captured_evaluation_owns_what_a_real_one_does(monkeypatch: pytest.Mon
     assert expected > 10**7
 
 
-def test_more_micro_batches_take_no_more_memory_than_their_tokens():
+def test_more_micro_batches_take_no_more_memory_than_their_tokens_and_their_sum():
     one, four = dry_run(MODEL, TRAIN, "reference"), dry_run(MODEL, replace(TRAIN, grad_accum=4), "reference")
-    assert four.step - one.step == 2 * 8 * 3 * 4 * 16
+    in_place = dry_run(MODEL, replace(TRAIN, grad_accum=4, rank_invariant=False), "reference")
+    assert in_place.step - one.step == 2 * 8 * 3 * 4 * 16
+    assert four.step - in_place.step == four.parts["sum of micro-batches"] == four.parts["gradients"]
 
 
 def test_a_simplelm():

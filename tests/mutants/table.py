@@ -102,8 +102,8 @@ LISTED = (
         "8",
         "gradients not zeroed",
         ACCUMULATE,
-        '$options |= {"accumulate": bool($losses), **$rest}',
-        '$options |= {"accumulate": True, **$rest}',
+        '$options |= {"accumulate": bool($losses) and $r.accumulates}',
+        '$options |= {"accumulate": True}',
     ),
     Mutant(
         "9",

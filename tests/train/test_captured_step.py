@@ -15,6 +15,8 @@ if torch.cuda.is_available():
     pytest.skip("kernels are compiled here, not interpreted: tests/kernels/triton/test_cuda.py", allow_module_level=True)
 
 from tapeless.config import Lora, ModelConfig, TrainConfig
+from tapeless.dist.gradient_sum import InPlace
+from tapeless.dist.world import ALONE
 from tapeless.errors import InputError, NonFiniteError
 from tapeless.kernels import choose
 from tapeless.kernels.triton.ops import triton_ops
@@ -52,7 +54,7 @@ def graphed(**options: Any) -> CapturedStep:
     train = TrainConfig(**options)
     optimizer = optimizer_of(model, train)
     assert isinstance(optimizer, CapturableOptimizer)
-    step = CapturedStep(model, optimizer, grad_clip=train.grad_clip, grad_accum=train.grad_accum)
+    step = CapturedStep(model, optimizer, InPlace(ALONE, train.grad_accum, model.store.flat_grads), grad_clip=train.grad_clip)
     step.checks_first = False
     return step
 

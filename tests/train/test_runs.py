@@ -14,13 +14,14 @@ from run_fixtures import MODEL, begin_run, config, events, play, text_file
 
 from tapeless.cli.main import main
 from tapeless.config import TrainConfig
+from tapeless.data.files import unused_path
 from tapeless.errors import CheckpointError, ConfigError, DataError, LockedError
 from tapeless.training import runs
 from tapeless.training.checkpoint import checkpoints, pointed
 from tapeless.training.metrics_log import read_metrics
 from tapeless.training.run_config import read_run_config
 from tapeless.training.run_dir import RunDir
-from tapeless.training.runs import Recorder, create_run, load, resume_config, unused_path
+from tapeless.training.runs import Recorder, create_run, load, resume_config
 
 FLAGS = shlex.split(
     "--hidden-dim 16 --num-layers 1 --num-heads 2 --intermediate-dim 24 --max-seq-len 8 --batch-size 2 --no-verify "

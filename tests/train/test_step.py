@@ -71,7 +71,7 @@ def test_a_micro_batch_without_a_valid_target_adds_nothing():
 
 
 def test_a_batch_that_cannot_be_cut_is_an_error():
-    with pytest.raises(InputError, match="6 rows cannot be split into grad_accum = 4 equal micro-batches"):
+    with pytest.raises(InputError, match="6 rows cannot be split into 4 equal micro-batches"):
         gradients(build_model(MODEL), 4)
 
 

@@ -43,16 +43,18 @@ def run(args: argparse.Namespace) -> int:
     name, found_recipe = recipe(args)
 
     with busy(LOADING):
+        from tapeless.data.files import unused_path
         from tapeless.estimate.calibrate import MEASURING
         from tapeless.estimate.record import add_time, estimate
         from tapeless.estimate.report import text, time_text
         from tapeless.estimate.target import target_of
         from tapeless.training.init_from import resolve_recipe
         from tapeless.training.process import process_settings
-        from tapeless.training.runs import resolve_defaults, unused_path
+        from tapeless.training.runs import resolve_defaults
         from tapeless.training.vocabulary import infer_vocab_size
 
     config, train = resolve_recipe(found_recipe)
+    train = train.accumulated()
     config, _ = infer_vocab_size(found_recipe, config, train)
     if train.init_from:
         name = Path(train.init_from).resolve().name

@@ -22,8 +22,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from tapeless.data.files import unused_path
     from tapeless.training.imported import import_model
-    from tapeless.training.runs import unused_path
     from tapeless.training.summary import count
 
     out = args.out or unused_path(args.source.resolve().name.replace(".", "-"))

@@ -5,15 +5,16 @@ import argparse
 import logging
 import os
 import sys
+import time
 from contextlib import ExitStack
 from importlib import import_module
 
 import tapeless
 from tapeless.cli.parser import Parser
-from tapeless.errors import TapelessError
+from tapeless.errors import RanksError, TapelessError
 from tapeless.output import command_output, complain, open_closed_streams
 from tapeless.progress import busy, erase, shown
-from tapeless.start import freeze_imports, print_any_character, raise_gc_threshold
+from tapeless.start import freeze_imports, num_ranks, own_rank, print_any_character, raise_gc_threshold, silence
 from tapeless.text import printable
 from tapeless.training.phases import Phases, process_age
 from tapeless.training.signals import Interrupted, StopSignals, acknowledging
@@ -22,6 +23,7 @@ from tapeless.training.signals import Interrupted, StopSignals, acknowledging
 COMMANDS = ["train", "presets", "estimate", "generate", "chat", "eval", "lm-eval", "report", "data", "tokenizer"]
 COMMANDS += ["export", "merge", "import", "gradcheck", "bench"]
 MODULES = {"eval": "evaluate", "import": "import_model"}
+LATER = 3.0  # seconds
 EXIT_STATUS = """exit status:
   0  done                                      3    verification failed
   1  failed while running                      4    diverged, stopped by a guard
@@ -80,26 +82,32 @@ def main(argv: list[str] | None = None) -> int:
     raise_gc_threshold()
     open_closed_streams()
     print_any_character()
+    if own_rank():
+        silence()
     with acknowledging():
         return run(None, process_age())
 
 
 def run(argv: list[str] | None, age: float) -> int:
     """argv: None for a process that runs only this command."""
-    args = argparse.Namespace(debug="--debug" in (sys.argv[1:] if argv is None else argv), phases=Phases(age))
+    given = sys.argv[1:] if argv is None else argv
+    args = argparse.Namespace(debug="--debug" in given, phases=Phases(age), given=given)
     try:
         with ExitStack() as stack:
             if argv is None:
-                stack.enter_context(StopSignals(raises=True, says="stopping"))
+                stack.enter_context(StopSignals(raises=True, says=None if own_rank() else "stopping"))
                 stack.enter_context(command_output())
             return _run(argv, args, stack, age)
     except TapelessError as error:
         if args.debug:
             raise
-        complain(f"error[{error.code}]: {printable(str(error))}")
+        let_the_first_speak(error)
+        if not (own_rank() and isinstance(error, RanksError)):
+            complain(f"error[{error.code}]: {printable(str(error))}")
         return error.exit_status
     except (KeyboardInterrupt, Interrupted):
-        complain("interrupted")
+        if not own_rank():
+            complain("interrupted")
         return getattr(args, "interrupted", 130)
     except BrokenPipeError:  # the reader of the output, such as `head`, has ended
         return getattr(args, "status", 0)  # the command's status so far
@@ -112,6 +120,7 @@ def run(argv: list[str] | None, age: float) -> int:
     except Exception as error:
         if args.debug:
             raise
+        let_the_first_speak(error)
         if str(error) == "can't start new thread":  # of Python's threading
             fix = "raise the limit of processes (`ulimit -u`), or lower OMP_NUM_THREADS"
             complain(f"error[FAILED]: no thread can be started; {fix}")
@@ -123,13 +132,21 @@ def run(argv: list[str] | None, age: float) -> int:
         freeze_imports()
 
 
+def let_the_first_speak(error: Exception) -> None:
+    """Of several ranks, which often fail together: the first one says it, unless it only lost the one that failed. Whoever
+    started the ranks ends the others meanwhile."""
+    if num_ranks() > 1 and (own_rank() or isinstance(error, RanksError)):
+        time.sleep(LATER)
+
+
 def _run(argv: list[str] | None, args: argparse.Namespace, stack: ExitStack, age: float) -> int:
     load_plugins(argv)
     build_parser().parse_args(argv, args)
     handler = StderrHandler()
     handler.setFormatter(OneLine())
-    logging.basicConfig(level=logging.INFO if args.verbose else logging.WARNING, handlers=[handler])
-    if argv is None:
+    level = logging.ERROR if own_rank() else logging.INFO if args.verbose else logging.WARNING
+    logging.basicConfig(level=level, handlers=[handler])
+    if argv is None and not own_rank():
         stack.enter_context(shown(silent=age))
     if "waiting" in args:
         stack.enter_context(busy(args.waiting))

@@ -12,6 +12,7 @@ Exit status: 0 done, 2 usage error, 3 a check failed, 4 diverged, 75 stopped ear
 import argparse
 import json
 from dataclasses import fields
+from pathlib import Path
 
 from tapeless.cli.options import (
     add_model_arguments,
@@ -26,9 +27,10 @@ from tapeless.cli.options import (
 )
 from tapeless.cli.parser import HelpAll
 from tapeless.config import TrainConfig
+from tapeless.data.files import unused_path
 from tapeless.errors import UsageError
 from tapeless.progress import LOADING, busy, erase
-from tapeless.start import freeze_imports
+from tapeless.start import freeze_imports, num_ranks, restarted
 from tapeless.training.run_config import FROZEN
 
 HELP = "train a model, resume a run, show or verify a run"
@@ -36,6 +38,7 @@ EVENTS = "print every event as a line of JSON"
 # Fields with a flag of `train resume`: what may change, if a resume still reads it.
 CHANGED_BY_RESUME = {field.name for field in fields(TrainConfig)} - FROZEN - {"init_from", "out_dir", "verify"}
 FAILED = 3
+ATTEMPTS = 3  # starts from one checkpoint
 STATUS = {"done": 0, "early": 0, "stopped": 75}
 
 
@@ -46,6 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_train_arguments(new)
     words = "start even if the estimate exceeds the free memory or disk space, with a warning"
     advanced(new.add_argument("--skip-resource-check", action="store_true", help=words))
+    add_ranks(new)
     words = "Continue a run from its newest checkpoint."
     resume = actions.add_parser("resume", help="continue a run", description=words)
     add_run_argument(resume)
@@ -56,6 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     common = resume.add_argument_group("common options", "changes, recorded in the run; default: as it was trained so far")
     add_train_fields(resume, only=CHANGED_BY_RESUME, show_default=False, common=common)
     add_no_fallback(resume)
+    add_ranks(resume)
     words = "Show the configuration and progress of a run."
     info = actions.add_parser("info", help="show the configuration and progress of a run", description=words)
     add_run_argument(info)
@@ -75,8 +80,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action.set_defaults(run=run, parser=action)
 
 
+def add_ranks(parser: argparse.ArgumentParser) -> None:
+    words = "processes on this machine that train together; on several machines use torchrun"
+    parser.add_argument("--ranks", metavar="N", type=positive, default=1, help=words)
+
+
 def run_new(args: argparse.Namespace) -> int:
     name, found = recipe(args)  # first: usage errors need not wait for torch
+    out = found.train.get("out_dir")
+    if args.ranks > 1 and num_ranks() == 1:
+        path = Path(out) if out else unused_path(name)
+        return run_ranks(args, [*args.given, *([] if out else ["--out-dir", str(path)])], path)
+    if restarted() and out and (Path(out) / "config.toml").is_file():
+        args.run_dir, args.override, args.no_fallback = out, [], False
+        return run_resume(args)
     args.phases.end("command")
 
     with busy(LOADING):
@@ -89,7 +106,27 @@ def run_new(args: argparse.Namespace) -> int:
     return STATUS[train(found, **options).reason]
 
 
+def run_ranks(args: argparse.Namespace, arguments: list[str], run: Path) -> int:
+    """The same command on args.ranks processes."""
+    from tapeless.dist.launch import launch
+
+    seen: list[str] = []
+
+    def again() -> list[str] | None:
+        latest = run / "checkpoints" / "latest"
+        seen.append(latest.read_text() if latest.is_file() else "")
+        if seen.count(seen[-1]) > ATTEMPTS:
+            return None
+        if not (run / "config.toml").is_file():
+            return arguments
+        return ["train", "resume", str(run), "--ranks", str(args.ranks), *(["--json"] if args.json else [])]
+
+    return launch(arguments, args.ranks, again=again)
+
+
 def run_resume(args: argparse.Namespace) -> int:
+    if args.ranks > 1 and num_ranks() == 1:
+        return run_ranks(args, args.given, Path(args.run_dir))
     args.phases.end("command")
 
     with busy(LOADING):

@@ -2,7 +2,7 @@
 
 Tested by: tests/test_config.py."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tapeless.config.fields import INFINITY, check_fields, nearest, option, require, seconds
 from tapeless.config.model import Lora
@@ -48,6 +48,16 @@ class TrainConfig:
     document_attention: bool = option(False, "mask attention and loss across the documents in a window")
     batch_size: int = option(8, "windows per micro-batch [B]", ge=1, common=True)
     grad_accum: int = option(1, "micro-batches per step (gradient accumulation)", ge=1)
+    micro_batches: int | None = option(
+        None,
+        "equal parts of the batch_size x grad_accum rows of a step, whose gradients are computed one by one, or by as many "
+        "ranks; default grad_accum, or the number of ranks if that is more",
+        ge=1,
+    )
+    rank_invariant: bool | None = option(
+        None,
+        "sum the gradients of micro-batches in one order, so that any number of ranks gives the same bits; default on a CPU",
+    )
     epochs: int | None = option(None, "passes over the data; the run ends at epochs or max_steps, whichever comes first", ge=1)
     max_steps: int | None = option(None, "training steps; default 1000 if epochs is not given", ge=1, common=True)
     max_time: str = option("0", "save and stop after this time, to be resumed: 90s, 10m, 2h; 0: no limit", common=True)
@@ -121,6 +131,8 @@ class TrainConfig:
         check_fields(self)
         require(0 < self.lr < INFINITY, "lr", "a number above 0", self.lr)
         require(self.min_lr is None or 0 <= self.min_lr <= self.lr, "min_lr", f"between 0 and lr = {self.lr}", self.min_lr)
+        rows, parts = self.batch_size * self.grad_accum, self.num_micro_batches
+        require(rows % parts == 0, "micro_batches", f"a divisor of the {rows} rows of a step", parts)
         if self.warmup_steps is not None and self.max_steps is not None and self.warmup_steps > self.max_steps:
             raise WARMUP_TOO_LONG(warmup=self.warmup_steps, total=f"max_steps {self.max_steps}", most=self.max_steps)
         seconds(self.max_time)
@@ -134,6 +146,21 @@ class TrainConfig:
             if name not in REPORTERS:
                 raise ConfigError(f"report_to {name!r} is unknown; {nearest(name, (*REPORTERS, 'none'))}")
         require(not self.nesterov or self.momentum > 0, "momentum", "above 0 for nesterov", self.momentum)
+
+    @property
+    def num_micro_batches(self) -> int:
+        """Parts of a step, whose gradients are computed one after the other or on several ranks."""
+        return self.micro_batches or self.grad_accum
+
+    def accumulated(self) -> "TrainConfig":
+        """The same steps, with batch_size rows in each micro-batch."""
+        rows, parts = self.batch_size * self.grad_accum, self.num_micro_batches
+        return replace(self, batch_size=rows // parts, grad_accum=parts, micro_batches=None)
+
+    @property
+    def sums_in_order(self) -> bool:
+        """Whether the sum of their gradients is the same on any number of ranks."""
+        return self.device == "cpu" if self.rank_invariant is None else self.rank_invariant
 
     @property
     def lora(self) -> Lora | None:

@@ -97,6 +97,13 @@ def unused(path: Path) -> Path:
     return next(new for n in count(1) if not (new := path.with_name(f"{path.name}-{n}")).exists())
 
 
+def unused_path(name: str, parent: Path = Path("runs")) -> Path:
+    """A directory that does not exist yet: runs/tiny, runs/tiny-2, …"""
+    stem = Path(name).stem
+    paths = [parent / stem, *(parent / f"{stem}-{n}" for n in range(2, 10_000))]
+    return next(path for path in paths if not path.exists())
+
+
 def write_synced(path: Path, chunks: Iterable[bytes | memoryview]) -> dict[str, Any]:
     """A new file, synced when this returns. Its size and sha256 are those of the data passed in, so that what a failing disk
     stored does not match them."""

@@ -53,6 +53,14 @@ class TooLargeError(TapelessError, MemoryError):
     fix = "make the batch or the model smaller; `tapeless estimate` shows what needs the memory"
 
 
+class RanksError(TapelessError):
+    """A rank that could not exchange data with the others: one of them has ended, or does not answer."""
+
+    code = "RANKS"
+    exit_status = 1
+    fix = "see the error of the rank that ended first; `tapeless train resume RUN --ranks 2` continues from the last checkpoint"
+
+
 RUN_NOT_EMPTY = Known(
     ConfigError,
     "out_dir {path} is not empty, it holds {holds}",

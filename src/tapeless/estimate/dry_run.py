@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from tapeless.config import AnyModelConfig, ModelConfig, TrainConfig
+from tapeless.dist.gradient_sum import gradient_sum
 from tapeless.estimate.caching_allocator import Pool
 from tapeless.kernels.dispatch import DispatchObserver, writes
 from tapeless.kernels.dry import META, count_kernel_bytes, dry_ops, environment_restored
@@ -154,6 +155,8 @@ def dry_run(config: AnyModelConfig, train: TrainConfig, ops: str) -> DryRun:
         state = memory.live - before
         ema = ema_of(model, train)
         average = memory.live - before - state
+        total = gradient_sum(store.flat_grads, train.grad_accum, rank_invariant=train.sums_in_order)
+        summed = memory.live - before - state - average
         T = train.seq_len or 1
         tokens = torch.empty(train.batch_size * train.grad_accum, T, dtype=torch.int64, device=META)
         targets = torch.empty_like(tokens)
@@ -176,12 +179,14 @@ def dry_run(config: AnyModelConfig, train: TrainConfig, ops: str) -> DryRun:
     parts = {
         "parameters": store.flat.nbytes,
         "gradients": gradients,
+        "sum of micro-batches": summed,
         "optimizer state": state,
         "moving average": average,
         "bfloat16 copy": 0 if store.compute_flat is store.flat else store.compute_flat.nbytes,
         "saved activations": saved,
         "logits": (height if isinstance(config, ModelConfig) else N) * V * itemsize,  # of as many rows as exist at a time
     }
+    del total
     checkpoint = sum(x.nbytes for views in written for x in views.values())
     return DryRun(parts, step, evaluation, captured, graph, checkpoint)
 

@@ -17,6 +17,8 @@ import torch
 from torch import Tensor
 
 from tapeless.config import TrainConfig
+from tapeless.dist.gradient_sum import GradientSum, InPlace
+from tapeless.dist.world import ALONE
 from tapeless.errors import InputError, NonFiniteError
 from tapeless.model.build import AnyModel
 from tapeless.model.check import check_documents, check_shapes, check_targets, check_tokens
@@ -31,9 +33,13 @@ log = logging.getLogger("tapeless")
 SHAPES = 2  # most shapes to capture, since each has its own activations; steps of other shapes run
 
 
-def captured_step(model: AnyModel, optimizer: FlatOptimizer, config: TrainConfig) -> "CapturedStep | None":
-    """The captured step; None if it cannot be captured, for a GPU with the reason in the log."""
-    reason = _obstacle(model, optimizer)
+def captured_step(
+    model: AnyModel, optimizer: FlatOptimizer, config: TrainConfig, reduction: GradientSum | None = None
+) -> "CapturedStep | None":
+    """The captured step; None if it cannot be captured, for a GPU with the reason in the log. reduction: as for train_step, by
+    default grad_accum micro-batches in place."""
+    reduction = reduction or InPlace(ALONE, config.grad_accum, model.store.flat_grads)
+    reason = _obstacle(model, optimizer, reduction)
     if reason is not None:
         if model.device.type == "cuda":
             log.warning("CUDA graph disabled: %s; running eagerly", reason)
@@ -42,10 +48,12 @@ def captured_step(model: AnyModel, optimizer: FlatOptimizer, config: TrainConfig
     assert isinstance(optimizer, CapturableOptimizer)
     if model.device.type == "cpu" and not optimizer.one_kernel:
         return None  # train_step is faster, and its passes are captured
-    return CapturedStep(model, optimizer, grad_clip=config.grad_clip, grad_accum=config.grad_accum)
+    return CapturedStep(model, optimizer, reduction, grad_clip=config.grad_clip)
 
 
-def _obstacle(model: AnyModel, optimizer: FlatOptimizer) -> str | None:
+def _obstacle(model: AnyModel, optimizer: FlatOptimizer, reduction: GradientSum) -> str | None:
+    if reduction.world.size > 1:
+        return "ranks exchange gradients within a step"
     if not isinstance(model, Transformer) or model.ops.capture is None or model.ops.grad_norm is None:
         return f"ops {model.ops.name!r} synchronize within a step"
     return not_capturable(model, optimizer)
@@ -61,8 +69,8 @@ def not_capturable(model: Transformer, optimizer: FlatOptimizer) -> str | None:
 
 
 class CapturedStep:
-    def __init__(self, model: Transformer, optimizer: CapturableOptimizer, *, grad_clip: float, grad_accum: int):
-        self.model, self.optimizer, self.grad_clip, self.grad_accum = model, optimizer, grad_clip, grad_accum
+    def __init__(self, model: Transformer, optimizer: CapturableOptimizer, reduction: GradientSum, *, grad_clip: float):
+        self.model, self.optimizer, self.reduction, self.grad_clip = model, optimizer, reduction, grad_clip
         # Where reading waits for nothing, bad ids are found before the step, which names their position.
         self.checks_first = model.device.type == "cpu"
         self.step_scalars = optimizer.step_scalars(1).to(model.device)  # (k,)
@@ -120,12 +128,14 @@ class CapturedStep:
         model, (tokens, targets) = self.model, batch[:2]
         count = (targets != IGNORED).sum().clamp_min(1).float()
         losses: list[Tensor] = []
-        for x, y, *document_ids in micro_batches(self.grad_accum, *batch):
+        for i, (x, y, *document_ids) in enumerate(micro_batches(self.reduction.num_micro_batches, *batch)):
             documents = document_ids[0] if document_ids else None
-            accumulate = bool(losses)
+            accumulate = i > 0 and self.reduction.accumulates
             losses.append(
                 model.forward_backward(x, y, num_targets=count, documents=documents, accumulate=accumulate, check=False)
             )
+            self.reduction.add(i)
+        self.reduction.finish()
         assert model.ops.grad_norm is not None
         loss, norm = sum(losses[1:], losses[0]).double(), model.ops.grad_norm(model.store.flat_grads)
         scale = (self.grad_clip / norm).clamp_max(1.0) if self.grad_clip > 0 else torch.ones_like(norm)

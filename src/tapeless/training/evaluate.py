@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from tapeless.data.loader import ValidationSet
+from tapeless.dist.world import ALONE, World
 from tapeless.model.build import AnyModel
 from tapeless.model.check import check_targets, check_tokens
 from tapeless.ops.cross_entropy import IGNORED
@@ -51,16 +52,20 @@ def evaluate(
     *,
     rows: int = 0,
     stopped: Callable[[], bool] = lambda: False,
+    world: World = ALONE,
 ) -> Evaluation | None:
     """The mean over all valid targets; None if `stopped` returned True on the way. rows: of a batch that fits into a GPU, which
-    then gets as many at a time; on a CPU the batches, and with them the bits, do not depend on it."""
-    total, count = torch.zeros((), dtype=torch.float64, device=model.device), 0
-    for batch in _batches(model, windows, rows if model.device.type == "cuda" else 0):
+    then gets as many at a time; on a CPU the batches, and with them the bits, do not depend on it. world: of several ranks each
+    computes some of the batches; `stopped` must be the same on all."""
+    losses, count, num_batches = [torch.zeros((), device=model.device)], 0, 0
+    for i, batch in enumerate(_batches(model, windows, rows if model.device.type == "cuda" else 0)):
         if stopped():
             return None
-        total += model.loss(batch.tokens, batch.targets, num_targets=1, check=False, **batch.options)  # read at the end
-        count += batch.num_targets
-    mean = float(total) / count
+        if i % world.size == world.rank:
+            losses.append(model.loss(batch.tokens, batch.targets, num_targets=1, check=False, **batch.options))
+        count, num_batches = count + batch.num_targets, i + 1
+    total = sum(world.in_turn(torch.stack(losses)[1:].tolist(), num_batches))  # read at the end
+    mean = total / count
     if not math.isfinite(mean):
         model.store.raise_if_non_finite()
     return Evaluation(mean, math.inf if mean > 700 else math.exp(mean), mean / math.log(2) / bytes_per_token)

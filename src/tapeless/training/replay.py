@@ -147,7 +147,9 @@ def _executed(run: RunDir, plan: Plan, data: Dataset) -> Replay:
         trainer = Trainer(model, plan.config.train, data, seal=seal)
         if plan.checkpoint is not None:
             trainer.resume(plan.checkpoint)
-        found = [str(d) for d in differences(plan.sealed, seal) if not d.of_config] if plan.sealed else []
+        ranks = None if plan.config.train.sums_in_order else 1
+        differ = differences(plan.sealed, seal, ranks=ranks) if plan.sealed else []
+        found = [str(d) for d in differ if not d.of_config]
         numbers = []
         for _ in plan.recorded:
             metrics = trainer.step(*trainer.next_batch())

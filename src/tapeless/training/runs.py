@@ -56,13 +56,6 @@ Warn = Callable[[str], None]
 DELAY = 0.1  # seconds
 
 
-def unused_path(name: str, parent: Path = Path("runs")) -> Path:
-    """A directory that does not exist yet: runs/tiny, runs/tiny-2, …"""
-    stem = Path(name).stem
-    paths = [parent / stem, *(parent / f"{stem}-{n}" for n in range(2, 10_000))]
-    return next(path for path in paths if not path.exists())
-
-
 def make_model(config: AnyModelConfig, train: TrainConfig) -> AnyModel:
     """The model with its initial weights, as training sees it."""
     options: dict[str, Any] = {"seed": train.seed, "device": usable_device(train.device), "dtype": resolve_dtype(train).dtype}

@@ -25,6 +25,7 @@ from tapeless.training.run_dir import cpu_name
 
 # Sources that decide about bits, beside those of the ops' own files.
 SOURCES: tuple[str, ...] = ("ops", "kernels", "model", "optim")
+SOURCES += ("dist/gradient_sum.py", "dist/world.py")
 SOURCES += tuple(f"data/{name}.py" for name in ("loader", "rng", "instructions", "token_files"))
 SOURCES += tuple(
     f"training/{name}.py" for name in ("step", "captured_step", "plan", "guard", "trainer", "prefetch", "functions")
@@ -135,10 +136,13 @@ def _code() -> str:
     return digest.hexdigest()
 
 
-def differences(state: Mapping[str, Any], now: Seal | None, changes: Collection[Change] = ()) -> list[Difference]:
+def differences(
+    state: Mapping[str, Any], now: Seal | None, changes: Collection[Change] = (), *, ranks: int | None = None
+) -> list[Difference]:
     """Between what a checkpoint's state records and this process. Where either has no seal, AT_TOP is known alone, and what
-    overrides change."""
-    here = {"threads": torch.get_num_threads(), "torch_version": torch.__version__, "world_size": 1}
+    overrides change. ranks: how many train here; None if their number does not matter."""
+    here = {"threads": torch.get_num_threads(), "torch_version": torch.__version__}
+    here["world_size"] = state["world_size"] if ranks is None else ranks
     old = {name: state[name] for name in AT_TOP}
     if state["seal"] is not None and now is not None:
         return _between({**old, **state["seal"]}, {**here, **now})

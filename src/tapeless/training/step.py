@@ -2,16 +2,18 @@
 
     loss = sum of token losses / valid targets of all micro-batches together
 Each micro-batch is divided by the number of targets of all of them, so that the gradient does not depend on how a batch is
-split: the mean over tokens, not the mean of means.
+split: the mean over tokens, not the mean of means. On several ranks every rank is given the whole batch and computes some of
+its micro-batches; then all have the same gradients, and do the same update.
 Tested by: tests/train/test_step.py and level L4 (tests/levels/training.py)."""
 
 import math
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from tapeless.config import TrainConfig
+from tapeless.dist.gradient_sum import GradientSum, InPlace
+from tapeless.dist.world import ALONE
 from tapeless.errors import InputError, NonFiniteError
 from tapeless.model.build import AnyModel
 from tapeless.ops.cross_entropy import valid_targets
@@ -55,32 +57,41 @@ def accumulate_gradients(
     targets: Tensor,  # (k*B, T) int64
     documents: Tensor | None = None,  # (k*B, T) int64
     *,
-    grad_accum: int,
+    grad_accum: int = 1,
     step: int,
     first_sample: int,
     check: bool = True,
+    reduction: GradientSum | None = None,
 ) -> float:
-    """Overwrites the gradients with those of `grad_accum` micro-batches together; returns the loss of all of them.
-    check: False continues after a non-finite value (transformers only)."""
+    """Overwrites the gradients with those of all micro-batches together; returns the loss of all of them.
+    check: False continues after a non-finite value (transformers only). reduction: which micro-batches this rank computes, and
+    how they are added; by default all `grad_accum` of them, in place."""
+    reduction = reduction or InPlace(ALONE, grad_accum, model.store.flat_grads)
     num_targets = valid_targets(targets)
+    parts = micro_batches(reduction.num_micro_batches, tokens, targets, *([] if documents is None else [documents]))
     losses: list[Tensor] = []
-    for x, y, *document_ids in micro_batches(grad_accum, tokens, targets, *([] if documents is None else [documents])):
+    for i in reduction.mine:
+        x, y, *document_ids = parts[i]
         options: dict[str, Any] = {"documents": document_ids[0]} if document_ids else {}
         options |= {} if check else {"check": False}
-        options |= {"num_targets": num_targets, "step": step, "first_sample": first_sample, "accumulate": bool(losses)}
+        options |= {"num_targets": num_targets, "step": step, "first_sample": first_sample + i * len(x)}
+        options |= {"accumulate": bool(losses) and reduction.accumulates}
         losses.append(model.forward_backward(x, y, **options))
-        first_sample += len(x)
-    return float(sum(losses))
+        reduction.add(len(losses) - 1)
+    if len(losses) < reduction.rounds:
+        reduction.add(len(losses))
+    reduction.finish()
+    return float(sum(reduction.in_order(losses)))
 
 
 def micro_batches(
     k: int,
     *batch: Tensor,  # (k*B, T): tokens, targets, and document ids if masked
-) -> Iterator[tuple[Tensor, ...]]:  # k times (B, T) of each
+) -> list[tuple[Tensor, ...]]:  # k times (B, T) of each
     count = len(batch[0])
     if count % k:
-        raise InputError(f"a batch of {count} rows cannot be split into grad_accum = {k} equal micro-batches")
-    return zip(*(x.split(count // k) for x in batch), strict=True)
+        raise InputError(f"a batch of {count} rows cannot be split into {k} equal micro-batches")
+    return list(zip(*(x.split(count // k) for x in batch), strict=True))
 
 
 def train_step(
@@ -92,13 +103,15 @@ def train_step(
     *,
     lr: float,
     grad_clip: float,
-    grad_accum: int,
+    grad_accum: int = 1,
     step: int,
     first_sample: int,
     loss_limit: float = math.inf,
+    reduction: GradientSum | None = None,
 ) -> StepResult:
-    """loss_limit: above it, nothing is updated (guard.py)."""
-    loss = accumulate_gradients(model, tokens, targets, documents, grad_accum=grad_accum, step=step, first_sample=first_sample)
+    """loss_limit: above it, nothing is updated (guard.py). grad_accum, reduction: see accumulate_gradients."""
+    options: dict[str, Any] = {"grad_accum": grad_accum, "reduction": reduction, "step": step, "first_sample": first_sample}
+    loss = accumulate_gradients(model, tokens, targets, documents, **options)
     norm = float((model.ops.grad_norm or grad_norm)(model.store.flat_grads))
     if not (math.isfinite(loss) and math.isfinite(norm)):
         raise NonFiniteError(f"step {step + 1}: loss {loss}, gradient norm {norm}; nothing was updated: try a smaller lr")

@@ -30,6 +30,8 @@ from tapeless.config import FUNCTION, Sampling, TrainConfig, seconds
 from tapeless.data.files import atomic_write
 from tapeless.data.loader import ExampleLoader, Loader, training_batches, validation_set
 from tapeless.data.prepare import Dataset
+from tapeless.dist.gradient_sum import gradient_sum
+from tapeless.dist.world import ALONE, World
 from tapeless.errors import ConfigError, InvariantError, NonFiniteError, WriteError
 from tapeless.generate.engine import Engine
 from tapeless.interop.generation import Generation
@@ -95,6 +97,7 @@ class Trainer:
         stopped: Callable[[], bool] = lambda: False,
         base: str | None = None,
         seal: Seal | None = None,
+        world: World = ALONE,
         batches: Batches | None = None,
         lr_schedule: Schedule | None = None,
     ):
@@ -104,14 +107,20 @@ class Trainer:
         before each checkpoint by the thread that writes it, to sync the events so far to the disk. stopped: polled at every
         step and during evaluation; True saves and ends the run, as does max_time, which counts from here. base: the hash of the
         base weights of adapters, recorded in checkpoints. seal: what determines the result (seal.py), likewise, and compared by
-        a resume."""
+        a resume. world: the ranks that train together, each with a Trainer of the same arguments; only the first one's has a
+        run and events."""
+        if world.size > config.num_micro_batches:
+            raise ConfigError(
+                f"{world.size} ranks, but a step has {config.num_micro_batches} micro-batches: use as many ranks or fewer, or "
+                "more micro_batches"
+            )
         if lr_schedule is not None:
             config = replace(config, lr_schedule=FUNCTION)
         check_functions(config, batches, lr_schedule)
         self.model, self.config, self.data, self.run_dir = model, config, data, run
         # Read once: a sample that needed a file would be missing where the disk fails for a moment.
         self.generation = Generation() if run is None else generation_of(run, data.tokenizer)
-        self.on_event, self.base, self.seal = on_event, base, seal
+        self.on_event, self.base, self.seal, self.world = on_event, base, seal, world
         self._stop_requested, self._deadline = stopped, time.monotonic() + seconds(config.max_time)
         self.seq_len: int = config.seq_len or default_seq_len(model.config)
         starts = document_starts(model, data) if config.document_attention else (None, None)
@@ -130,14 +139,17 @@ class Trainer:
         self.validation = validation_set(data, self.seq_len, config.eval_windows, starts[1])
         self.optimizer = optimizer_of(model, config)
         self.ema = ema_of(model, config)
-        self._captured = captured_step(model, self.optimizer, config)
+        invariant = config.sums_in_order
+        self._sum = gradient_sum(model.store.flat_grads, config.num_micro_batches, world, rank_invariant=invariant)
+        self._captured = captured_step(model, self.optimizer, config, self._sum)
         # Events of a step are emitted while a GPU computes the next one, or before what is due after it.
         self.reports_late = self._captured is not None and model.device.type != "cpu"
         self.spikes = SpikeGuard(config.spike_z)
-        self._layer_stats = LayerStats(model, config.layer_stats_every)
+        self._layer_stats = LayerStats(model, config.layer_stats_every if world.is_first else 0)
         self._engine: Engine | None = None  # of the samples: on a GPU it takes longer to capture than to run
         self.steps = self.samples = self.tokens = 0  # so far
         self.skipped = 0  # updates not made, because the loss was a spike
+        self._stop_agreed = False
         self.last_loss: float | None = None
         self.last_val_loss: float | None = None
         self.best_val_loss: float | None = None
@@ -194,7 +206,7 @@ class Trainer:
         try:
             result = self._computed(tokens, targets, documents, lr)
         except NonFiniteError as error:
-            counts = {"grad_accum": self.config.grad_accum, "step": self.steps, "first_sample": self.samples}
+            counts = {"grad_accum": self.config.num_micro_batches, "step": self.steps, "first_sample": self.samples}
             batch = {"tokens": tokens, "targets": targets, "documents": documents}
             peak = self.config.lr if self._schedule is None else None
             options: dict[str, Any] = {"peak": peak, "functions": self.functions}
@@ -227,7 +239,7 @@ class Trainer:
             options: dict[str, Any] = {"loss_limit": limit.loss, "meanwhile": self._report_meanwhile}
             result = self._captured(tokens, targets, documents, lr=lr, step=self.steps, **options)
         else:
-            options = {"grad_clip": self.config.grad_clip, "grad_accum": self.config.grad_accum}
+            options = {"grad_clip": self.config.grad_clip, "reduction": self._sum}
             options |= {"lr": lr, "first_sample": self.samples, "loss_limit": limit.loss}
             result = train_step(self.model, self.optimizer, tokens, targets, documents, step=self.steps, **options)
         self.spikes.take(result.loss)
@@ -244,8 +256,14 @@ class Trainer:
         return time.monotonic() >= self._deadline
 
     def stopped(self) -> bool:
-        """Whether to end the run here, resumable."""
-        return self._stop_requested() or self.out_of_time
+        """Whether to end the run here, resumable. Several ranks agree on it between steps."""
+        return self._stop_agreed if self.world.size > 1 else self._stop_requested() or self.out_of_time
+
+    def _agree_to_stop(self) -> None:
+        """On several ranks: at the same step, though signals reach them at different times."""
+        if self.world.size > 1:
+            wanted = self._stop_requested() or self.out_of_time
+            self._stop_agreed = any(flag for (flag,) in self.world.gather([float(wanted)]))
 
     def run(self, *, display: str | None = "auto") -> str:
         """Train to the end; returns `done`, `early` (no new best for too long) or `stopped` (requested, or out of time).
@@ -348,6 +366,7 @@ class Trainer:
             return "done"
         if complete and self.config.patience and self.evals_without_best >= self.config.patience:
             return "early"
+        self._agree_to_stop()
         return "stopped" if self.stopped() else None
 
     def _after_step(self) -> bool:
@@ -378,7 +397,7 @@ class Trainer:
     def evaluate(self) -> Evaluation | None:
         """The loss on the validation windows, and a checkpoint if it is the best; None if a stop interrupted it."""
         with self._pause("evaluation"):
-            options: dict[str, Any] = {"rows": self.config.batch_size, "stopped": self.stopped}
+            options: dict[str, Any] = {"rows": self.config.batch_size, "stopped": self.stopped, "world": self.world}
             evaluated = partial(evaluate, self.model, self.validation, self.data.bytes_per_token, **options)
             found, average = evaluated(), None
             if found is not None and self.ema is not None:
@@ -405,7 +424,10 @@ class Trainer:
             self._warn(f"{error}; training continues")
 
     def sample(self) -> str | None:
-        """A text that continues the prompt, or the first validation token; None if a stop interrupted it."""
+        """A text that continues the prompt, or the first validation token; None if a stop interrupted it. Only the first rank
+        generates one."""
+        if not self.world.is_first:
+            return ""
         with self._pause("samples"):
             c, tokenizer = self.config, self.data.tokenizer
             prompt = tokenizer.encode(c.sample_prompt) if c.sample_prompt else self.data.beginning()
@@ -418,7 +440,8 @@ class Trainer:
             self.model.store.refresh()  # the engine trusts torch's count of writes, which some optimizers bypass
             stream = engine.submit(prompt, max_tokens=c.sample_tokens, sampling=sampling, stop=self.generation.eos_ids)
             for _ in stream:
-                if self._stop_requested():  # not out of time: a budget shorter than a sample would never get beyond it
+                # Not if out of time: a budget shorter than a sample would never get beyond it.
+                if self.world.size == 1 and self._stop_requested():
                     return None
             self._engine = engine
             text = tokenizer.decode([*prompt, *stream.tokens])
@@ -541,10 +564,11 @@ class Trainer:
         self._check_functions(state["functions"])
         self._plan()
         self._resume_average(checkpoint)
+        ranks = None if self.config.sums_in_order else self.world.size
         if self.run_dir is not None:
             folder = self.run_dir.checkpoints
             self._warn_if_write_fails(lambda: repair_names(folder, self.steps, self.best_step, on_warning=self._warn))
-        for text in announcements(differences(state, self.seal, changes)):
+        for text in announcements(differences(state, self.seal, changes, ranks=ranks)):
             self._warn(text)
 
     def _check_functions(self, saved: dict[str, Any] | None) -> None:
@@ -594,7 +618,7 @@ class Trainer:
                 "skipped": self.skipped,
                 "losses": list(self.spikes.losses),
             },
-            "world_size": 1,
+            "world_size": self.world.size,
             "base": self.base,
             "functions": self._last_given() if self.steps else None,
             "seal": self.seal,

@@ -2,6 +2,7 @@
 
 import errno
 import hashlib
+import json
 import os
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from threading import Thread
 import pytest
 
 from tapeless.data import files
-from tapeless.data.files import atomic_write, readable_json, unused, write_json, write_synced
+from tapeless.data.files import atomic_write, canonical_json, readable_json, unused, write_json, write_synced
 from tapeless.errors import WriteError
 
 
@@ -100,3 +101,11 @@ ThreadPoolExecutor(1).submit(write)
 """
     subprocess.run([sys.executable, "-c", code, str(tmp_path / "file")], check=True)
     assert (tmp_path / "file").stat().st_size == 2 * files.LARGE
+
+
+def test_json_of_any_text():
+    """Also of a file name that is not UTF-8."""
+    for text in ("é", "\udcff", "\ud800 é"):
+        for form in (readable_json, canonical_json):
+            assert json.loads(form({"name": text})) == {"name": text}
+    assert readable_json("é") == '"é"\n'.encode()

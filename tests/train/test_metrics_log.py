@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tapeless.errors import DataError
-from tapeless.training.metrics_log import MetricsLog, copied, read_metrics
+from tapeless.training.metrics_log import MetricsLog, copied, event_line, read_metrics
 
 
 def written(path: Path, steps: int) -> Path:
@@ -126,3 +126,9 @@ def test_a_copy_shares_nothing_that_can_change():
     copy["grad_norm"]["embed"], copy["step"] = 2.0, 3
     copy["changes"]["lr"].append(3)
     assert event == {"event": "layer_stats", "step": 1, "grad_norm": {"embed": 1.0}, "changes": {"lr": [1, 2]}}
+
+
+def test_a_line_of_any_text():
+    """Also with a file name that is not UTF-8, in a warning."""
+    event = {"event": "guard", "warning": "a\udcff.txt é could not be written"}
+    assert json.loads(event_line(event)) == event

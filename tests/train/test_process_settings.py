@@ -46,6 +46,12 @@ def test_determinism_is_restored():
     assert torch.get_num_threads() == 2
 
 
+def test_sums_in_order_need_determinism_where_it_is_not_given():
+    assert TrainConfig(device="cuda", rank_invariant=True).repeatable
+    assert not TrainConfig(device="cuda").repeatable
+    assert not TrainConfig().repeatable
+
+
 def test_determinism_ends_with_the_last_of_several():
     first, second = (process_settings(TrainConfig(deterministic=True)) for _ in range(2))
     first.__enter__()

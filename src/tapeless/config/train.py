@@ -56,7 +56,8 @@ class TrainConfig:
     )
     rank_invariant: bool | None = option(
         None,
-        "sum the gradients of micro-batches in one order, so that any number of ranks gives the same bits; default on a CPU",
+        "sum the gradients of micro-batches in one order, so that any number of ranks gives the same bits; default on a CPU; "
+        "on a GPU it implies deterministic",
     )
     epochs: int | None = option(None, "passes over the data; the run ends at epochs or max_steps, whichever comes first", ge=1)
     max_steps: int | None = option(None, "training steps; default 1000 if epochs is not given", ge=1, common=True)
@@ -151,6 +152,11 @@ class TrainConfig:
     def num_micro_batches(self) -> int:
         """Parts of a step, whose gradients are computed one after the other or on several ranks."""
         return self.micro_batches or self.grad_accum
+
+    @property
+    def repeatable(self) -> bool:
+        """Whether deterministic libraries are asked for."""
+        return self.deterministic or (self.device != "cpu" and self.sums_in_order)
 
     def accumulated(self) -> "TrainConfig":
         """The same steps, with batch_size rows in each micro-batch."""

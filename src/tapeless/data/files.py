@@ -142,12 +142,17 @@ def sync_folder(path: Path) -> None:
 
 def canonical_json(value: Any) -> bytes:
     """The same bytes for equal values, for hashing."""
-    return json.dumps(value, sort_keys=True, ensure_ascii=False, separators=(",", ":")).encode()
+    return json_bytes(json.dumps(value, sort_keys=True, ensure_ascii=False, separators=(",", ":")))
 
 
 def readable_json(value: Any) -> bytes:
     """The format of every JSON file that is written here."""
-    return json.dumps(value, ensure_ascii=False, indent=1).encode() + b"\n"
+    return json_bytes(json.dumps(value, ensure_ascii=False, indent=1)) + b"\n"
+
+
+def json_bytes(text: str) -> bytes:
+    """Half of a surrogate pair, such as of a file name that is not UTF-8, becomes an escape of JSON."""
+    return text.encode(errors="backslashreplace")
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 from threading import Lock
 from typing import IO, Any
 
-from tapeless.data.files import atomic_write, reason, unused, writing
+from tapeless.data.files import atomic_write, json_bytes, reason, unused, writing
 from tapeless.errors import DataError, TapelessError
 from tapeless.regular import regular
 
@@ -201,7 +201,7 @@ def event_line(event: Mapping[str, Any]) -> bytes:
         text = ENCODER.encode(event)
     except ValueError:  # a number that is not finite; looking for one in every event would take as long as writing it
         text = ENCODER.encode(_finite(event))
-    return text.encode() + NEWLINE
+    return json_bytes(text) + NEWLINE
 
 
 def copied(event: Mapping[str, Any]) -> dict[str, Any]:

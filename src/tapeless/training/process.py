@@ -80,7 +80,7 @@ _determinism = _Determinism()
 @contextmanager
 def process_settings(train: TrainConfig) -> Iterator[None]:
     """Threads and determinism as a configuration asks for; restored at the end."""
-    with num_threads(train.threads), _determinism if train.deterministic else nullcontext():
+    with num_threads(train.threads), _determinism if train.repeatable else nullcontext():
         yield
 
 

@@ -69,7 +69,7 @@ def replay_run(run: RunDir, steps: int, which: str | None = None) -> Check:
     if not _same(first, second):
         text = "two replays do not agree: a hardware fault, or ops that are not deterministic"
         text += (
-            "" if plan.config.train.deterministic or plan.config.train.device == "cpu" else " (the run was not --deterministic)"
+            "" if plan.config.train.repeatable or plan.config.train.device == "cpu" else " (the run was not --deterministic)"
         )
     elif first.differences:
         text = f"two replays agree: software or settings differ from those of the run: {'; '.join(first.differences)}"

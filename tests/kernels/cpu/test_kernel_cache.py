@@ -1,6 +1,5 @@
 """A cached kernel is complete or absent: whatever happens to its file, the kernel is compiled again and said, never run."""
 
-import hashlib
 import logging
 import os
 import subprocess
@@ -46,7 +45,8 @@ def longer(file: Path, content: bytes) -> None:
 
 
 def forged(file: Path, content: bytes) -> None:  # by another version of Numba, say
-    file.write_bytes(hashlib.sha256(content[:-9]).digest() + content[:-9])
+    content = content[kernel_cache.DIGEST : -9]
+    file.write_bytes(kernel_cache._digest(file, content) + content)
 
 
 def flipped(at: int) -> Callable[[Path, bytes], None]:
@@ -83,6 +83,17 @@ def empty(file: Path, content: bytes) -> None:
 
 DAMAGE = [truncated, longer, forged, a_folder, a_loop, zeros, empty, *map(flipped, range(0, 101, 6))]
 DAMAGE += [a_pipe] if hasattr(os, "mkfifo") else []
+
+
+def test_a_kernel_in_the_place_of_another_is_noticed(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    assert cached(tmp_path)(21.0) == 42.0
+    (first,) = tmp_path.glob("*.kernel")
+    assert cached(tmp_path)(21) == 42  # of integers
+    (second,) = set(tmp_path.glob("*.kernel")) - {first}
+    second.write_bytes(first.read_bytes())
+    kernel = cached(tmp_path)
+    assert (kernel(21), hits(kernel)) == (42, 0)
+    assert "is damaged" in caplog.text
 
 
 def test_at_least_24_kinds_of_damage_are_repaired(tmp_path: Path, caplog: pytest.LogCaptureFixture):

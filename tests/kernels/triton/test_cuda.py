@@ -195,7 +195,7 @@ SAMPLINGS = [Sampling(temperature=0.0), Sampling(top_k=40, seed=5), Sampling(rep
 def decoding(tokens: torch.Tensor, model: Transformer, kv_cache: KVCache) -> Callable[..., torch.Tensor]:
     def run(*rows: tuple[int, int]) -> torch.Tensor:  # (slot, position) of each -> (R, V)
         slots, positions = torch.tensor(rows, device="cuda").t()
-        return model.decode(tokens[slots, positions], slots, positions, kv_cache)
+        return model.decode(tokens[slots, positions], slots, positions, kv_cache, check=False)
 
     return run
 

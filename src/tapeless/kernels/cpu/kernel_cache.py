@@ -5,7 +5,7 @@ an index that names another's file, and a damaged file ends the process, at wors
 is complete or absent, and what does not match its checksum is compiled again. A cache that cannot be written (a full or
 read-only disk) is a warning: the kernel is compiled, and forgotten with the process.
 
-    file   sha256 of the rest, 32 bytes · Numba's serialised result of the compilation
+    file   sha256 of its name and the rest, 32 bytes · Numba's serialised result of the compilation
 Tested by: tests/kernels/cpu/test_kernel_cache.py."""
 
 import hashlib
@@ -33,6 +33,11 @@ def _warn_once(text: str, *facts: object) -> None:
     if text not in _warned:
         _warned.add(text)
         log.warning(text, *facts)
+
+
+def _digest(path: Path, content: bytes) -> bytes:
+    """With the name, so that a file in the place of another is noticed: it is a kernel too, with other arguments."""
+    return hashlib.sha256(path.name.encode() + b"\0" + content).digest()
 
 
 class KernelCache(_Cache):
@@ -68,7 +73,7 @@ class KernelCache(_Cache):
             if not path.is_file() and not os.path.lexists(path):
                 return None
             content = path.read_bytes() if path.is_file() else b""  # not from a pipe of that name, which would block
-            if hashlib.sha256(content[DIGEST:]).digest() == content[:DIGEST]:
+            if _digest(path, content[DIGEST:]) == content[:DIGEST]:
                 return CompileResult._rebuild(target_context, *pickle.loads(content[DIGEST:]))
             reason = "its checksum does not match"
         except Exception as error:  # of the disk, or of a Numba that reads its own format differently
@@ -87,7 +92,7 @@ class KernelCache(_Cache):
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path)
             try:
-                temporary.write_bytes(hashlib.sha256(content).digest() + content)
+                temporary.write_bytes(_digest(path, content) + content)
                 os.replace(temporary, path)
             except OSError:
                 temporary.unlink(missing_ok=True)

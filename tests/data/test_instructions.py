@@ -186,6 +186,14 @@ def test_roles_are_part_of_the_fingerprint(tmp_path: Path):
         open_prepared(tmp_path / "data")
 
 
+@pytest.mark.parametrize("part", ["train", "val"])
+def test_missing_roles_are_an_error(tmp_path: Path, part: str):
+    prepared(tmp_path, PAIRS)
+    (tmp_path / "data" / f"{part}.roles.bin").unlink()
+    with pytest.raises(DataError, match="the data changed since the run began"):
+        open_prepared(tmp_path / "data")
+
+
 def test_a_list_of_examples_that_was_cut_off_is_an_error(tmp_path: Path):
     path = tmp_path / "cut.json"
     path.write_text('[{"prompt": "2 + 2 =", "completion": " 4"},\n {"prompt": "3 + 3')

@@ -494,7 +494,8 @@ def _dataset(folder: Path, record: Mapping[str, Any], tokenizer: Tokenizer, maps
     true_source = SOURCES[record["synthetic"]]() if record["synthetic"] else None
     end_of_text = tokenizer.end_of_text if record.get("end_of_text") else None  # older data have none
     about = (record["bytes_per_token"], record["source"], record["num_documents"], end_of_text)
-    roles = (maps["train.roles.bin"], maps["val.roles.bin"]) if "train.roles.bin" in maps else None
+    # If one of them is missing, so is it in the fingerprint of what is here.
+    roles = (maps["train.roles.bin"], maps["val.roles.bin"]) if {"train.roles.bin", "val.roles.bin"} <= maps.keys() else None
     stored = _stored_baselines(record)
     return Dataset(train, val, tokenizer, record["fingerprint"], *about, true_source, *starts, roles, folder, stored, states)
 

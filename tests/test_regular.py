@@ -16,6 +16,7 @@ sys.path.append(str(Path(__file__).parent / "faults"))  # small_run
 
 from small_run import new
 
+from tapeless.regular import read_json
 from tapeless.training.run_dir import RunDir
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs pipes with names")
@@ -85,3 +86,9 @@ def test_in_a_run(name: str, words: str, endless: Callable[[Path], None], tmp_pa
     (run.path / name).unlink(missing_ok=True)
     endless(run.path / name)
     refused(words.replace("{}", str(run.path)), capsys)
+
+
+def test_json_that_is_nested_too_deeply_is_no_json(tmp_path: Path):
+    (tmp_path / "nested.json").write_text("[" * 100_000 + "]" * 100_000)
+    with pytest.raises(ValueError, match="nested too deeply"):
+        read_json(tmp_path / "nested.json")

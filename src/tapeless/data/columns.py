@@ -4,7 +4,6 @@ Parquet and what `save_to_disk` wrote (Arrow files) are read by the package `pya
 name is loaded by the package `datasets`, which downloads and caches it. Both packages are optional.
 Tested by: tests/data/test_columns.py."""
 
-import json
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
@@ -15,7 +14,7 @@ from tapeless.data.packages import require_package
 from tapeless.data.read import RATIO, unpacked_limit
 from tapeless.data.worker import Limits, Worker
 from tapeless.errors import BAD_RECORD, EXPANDS, NO_COLUMN, NOT_WHOLE, DataError
-from tapeless.regular import regular
+from tapeless.regular import read_json
 
 BY_NAME = "hf:"
 ROWS = 1000  # at a time
@@ -97,10 +96,10 @@ def _saved_texts(folder: Path, field: str) -> Iterator[str]:
 def _listed(file: Path, field: str) -> list[str]:
     """The names in a JSON file that `save_to_disk` wrote, one at least; without folders, so that they are next to it."""
     try:
-        entries = json.loads(regular(file).read_text(encoding="utf-8"))[field]
+        entries = read_json(file)[field]
         first, *others = [Path(entry["filename"] if isinstance(entry, dict) else entry).name for entry in entries]
         return [first, *others]
-    except (ValueError, LookupError, TypeError, RecursionError) as error:
+    except (ValueError, LookupError, TypeError) as error:
         raise NOT_WHOLE(path=file, form="dataset", reason=f"{type(error).__name__}: {error}") from None
 
 

@@ -11,7 +11,6 @@ tokenizer, the tokens, the documents. data.json also holds the baselines, and th
 Tested by: tests/data/test_prepare.py."""
 
 import hashlib
-import json
 import tempfile
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -39,7 +38,7 @@ from tapeless.data.token_files import BLOCK, Tokens, concat_tokens, open_tokens,
 from tapeless.data.tokenizer import CHAT, Tokenizer, load_tokenizer, make_tokenizer
 from tapeless.data.verification import FileState, file_state, require_ids, require_unaltered, scan_file, to_record
 from tapeless.errors import NO_TOKENIZER, UNREADABLE, DataError, WriteError
-from tapeless.regular import regular
+from tapeless.regular import read_json
 
 if TYPE_CHECKING:
     from tapeless.data.loader import ValidationSet  # needs torch, which takes seconds to load
@@ -348,8 +347,8 @@ def data_facts(folder: Path) -> dict[str, str]:
 def source_hashes(folder: Path, config: TrainConfig) -> tuple[str, str]:
     """Of the text that was prepared, and of the text that a configuration names now."""
     try:
-        before = json.loads(regular(folder / "data.json").read_text(encoding="utf-8"))["source_sha256"]
-    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        before = read_json(folder / "data.json")["source_sha256"]
+    except (OSError, ValueError, LookupError, TypeError):
         before = "unknown"  # open_prepared reports what is wrong with the file
     if config.dataset_path is not None:
         path = Path(config.dataset_path)
@@ -422,14 +421,14 @@ def with_text(data: Dataset, path: str) -> Dataset:
 def read_record(folder: Path) -> dict[str, Any]:
     """data.json."""
     try:
-        record = json.loads(regular(folder / "data.json").read_text(encoding="utf-8"))
+        record = read_json(folder / "data.json")
         version, whole = record["format_version"], all(isinstance(record[name], kind) for name, kind in RECORD.items())
         whole = whole and record["synthetic"] in (None, *SOURCES) and 0 < float(record["bytes_per_token"]) < float("inf")
     except (FileNotFoundError, NotADirectoryError):
         raise DataError(f"{folder}: no prepared data here: data.json is missing; first: tapeless data prepare") from None
     except OSError as error:
         raise UNREADABLE(path=folder / "data.json", reason=error.strerror) from None
-    except (ValueError, KeyError, TypeError, RecursionError, OverflowError):
+    except (ValueError, KeyError, TypeError, OverflowError):
         version, whole = FORMAT_VERSION, False
     if version != FORMAT_VERSION:
         raise DataError(f"{folder / 'data.json'}: format {version}, this tapeless reads {FORMAT_VERSION}; use a newer tapeless")

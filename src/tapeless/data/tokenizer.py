@@ -13,7 +13,6 @@ Tested by: tests/data/test_tokenizer.py, against `tokenizers`."""
 
 import codecs
 import hashlib
-import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -24,7 +23,7 @@ import numpy as np
 from tapeless.config import TOKENIZERS
 from tapeless.data.files import canonical_json, is_pickle, write_json
 from tapeless.errors import PICKLE, UNREADABLE, DataError
-from tapeless.regular import regular
+from tapeless.regular import read_json
 
 REPLACEMENT = "\ufffd".encode()
 SPECIAL = END_OF_TEXT, MESSAGE_START, MESSAGE_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
@@ -184,14 +183,14 @@ def make_tokenizer(kind: str, texts: Iterable[str], vocab_size: int | None) -> T
 def load_tokenizer(path: Path, *, guarded: bool = False) -> Tokenizer:
     """guarded: this process has limits already."""
     try:
-        spec = json.loads(regular(path).read_text(encoding="utf-8"))
+        spec = read_json(path)
     except FileNotFoundError:
         raise DataError(
             f"{path}: no such tokenizer; expected {', '.join(TOKENIZERS)}, or the path of a tokenizer.json"
         ) from None
     except OSError as error:
         raise UNREADABLE(path=path, reason=error.strerror) from None
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         if isinstance(error, UnicodeDecodeError) and is_pickle(error.object):
             raise PICKLE(path=path, expected="a tokenizer.json") from None
         raise DataError(f"{path}: not a tokenizer.json: {error}") from None

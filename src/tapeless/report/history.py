@@ -6,7 +6,6 @@
 Its size is bounded, however long the run.
 Tested by: tests/report/test_history.py."""
 
-import json
 import logging
 import math
 from collections.abc import Mapping
@@ -14,7 +13,7 @@ from datetime import datetime
 from typing import Any
 
 from tapeless.data.files import reason
-from tapeless.regular import regular
+from tapeless.regular import read_json
 from tapeless.report.buckets import Buckets, rounded
 from tapeless.report.metrics import curves
 from tapeless.training.metrics_log import as_written, read_metrics
@@ -32,13 +31,13 @@ log = logging.getLogger("tapeless")
 def _environment(run: RunDir) -> dict[str, Any]:
     """Empty, with a warning, if the file is missing or damaged: nothing else of the report depends on it."""
     try:
-        found = json.loads(regular(run.env).read_bytes())
+        found = read_json(run.env)
         if isinstance(found, dict):
             return found
         why = f"expected a JSON object, got {type(found).__name__}"
     except OSError as error:
         why = reason(error)
-    except (ValueError, RecursionError):
+    except ValueError:
         why = "not JSON"
     log.warning("%s cannot be read: %s; the report leaves out the environment", run.env, why)
     return {}

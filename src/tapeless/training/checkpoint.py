@@ -36,7 +36,7 @@ from tapeless.data.files import (
 )
 from tapeless.errors import NEWER_FORMAT, CheckpointError, DamagedError, WriteError
 from tapeless.ops.numerics import copy_stream
-from tapeless.regular import regular
+from tapeless.regular import read_json, regular
 
 FORMAT_VERSION = 1
 MODEL, OPTIM, STATE, MANIFEST = "model.safetensors", "optim.safetensors", "state.json", "MANIFEST.json"
@@ -227,7 +227,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
     names = verify(path)
     optim: dict[str, dict[str, Tensor]] = {}
     try:
-        state = ADDED | json.loads(regular(path / STATE).read_bytes())
+        state = ADDED | read_json(path / STATE)
         if state["format_version"] > FORMAT_VERSION:
             raise NEWER_FORMAT(path=path, version=state["format_version"], known=FORMAT_VERSION)
         parts = sorted(name for name in names if name.startswith("optim"))
@@ -257,7 +257,7 @@ def newest_state(folder: Path) -> dict[str, Any] | None:
 def read_state(path: Path) -> dict[str, Any]:
     """The state of one checkpoint, without its tensors."""
     verify(path, only=STATE)
-    return ADDED | json.loads(regular(path / STATE).read_bytes())
+    return ADDED | read_json(path / STATE)
 
 
 def verify(path: Path, *, hashes: bool = True, only: str | None = None) -> set[str]:

@@ -4,7 +4,6 @@
 `tapeless generate`, `eval --dataset-path`, `export` and `train new --init-from` accept it like any other run.
 Tested by: tests/train/test_imported.py."""
 
-import json
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,7 +20,7 @@ from tapeless.errors import ConfigError, InputError
 from tapeless.interop.generation import FILE, Generation, read_generation
 from tapeless.interop.hf_import import ExternalModel, read_model
 from tapeless.plugins import required_plugins
-from tapeless.regular import regular
+from tapeless.regular import read_json
 from tapeless.training.checkpoint import STATE_FIELDS, save_checkpoint
 from tapeless.training.run_config import RunConfig, read_run_config, write_run_config
 from tapeless.training.run_dir import RunDir, environment
@@ -102,7 +101,7 @@ def chat_of(run: RunDir, tokenizer: Tokenizer) -> ChatFormat:
 def _stored_generation(run: RunDir, tokenizer: Tokenizer) -> Generation:
     """Those of an imported model; for a model trained here the tokenizer's end of text."""
     try:
-        settings = json.loads(regular(run.path / FILE).read_bytes())
+        settings = read_json(run.path / FILE)
     except FileNotFoundError:
         end = tokenizer.end_of_text
         return Generation() if end is None else Generation(eos_ids=(end,), pad_id=end)

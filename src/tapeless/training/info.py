@@ -3,7 +3,6 @@
 Loads nothing large and takes no lock, so it also works while the run is training.
 Tested by: tests/train/test_info.py."""
 
-import json
 import math
 from datetime import datetime
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 
 from tapeless.config import KINDS, TrainConfig, checked
 from tapeless.data.locks import holder
-from tapeless.regular import regular
+from tapeless.regular import read_json
 from tapeless.text import Row, rows_text
 from tapeless.training.checkpoint import checkpoints
 from tapeless.training.metrics_log import as_written, read_metrics
@@ -69,7 +68,7 @@ def _facts(run: RunDir, config: RunConfig) -> dict[str, Any]:
 
 def source_of(data: Path) -> str | None:
     try:
-        return json.loads(regular(data).read_text(encoding="utf-8"))["source"]
+        return read_json(data)["source"]
     except (OSError, ValueError, LookupError, TypeError):
         return None  # resume reports what is wrong with it
 

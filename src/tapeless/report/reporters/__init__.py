@@ -6,7 +6,6 @@ Tested by: tests/report/test_reporters.py."""
 
 import importlib
 import importlib.util
-import json
 import logging
 import uuid
 from abc import ABC, abstractmethod
@@ -17,7 +16,7 @@ from typing import Any
 from tapeless.config import REPORTERS
 from tapeless.data.files import write_json
 from tapeless.errors import MissingError
-from tapeless.regular import regular
+from tapeless.regular import read_json
 from tapeless.report.metrics import Event
 from tapeless.training.metrics_log import copied, read_metrics
 from tapeless.training.run_config import read_run_config
@@ -58,7 +57,7 @@ class ServiceReporter(Reporter):
     def begin(self, history: Iterable[Event]) -> None:
         state: dict[str, Any] = {"id": uuid.uuid4().hex[:8], "step": -1}
         if self._state.exists():
-            state = json.loads(regular(self._state).read_bytes())
+            state = read_json(self._state)
         self._id, self._step = state["id"], state["step"]
         first = self.open(self._id, self.run.path.resolve().name, read_run_config(self.run.config).tables())
         self._save()

@@ -164,6 +164,12 @@ def test_an_event_that_is_not_whole_is_one_line(run: RunDir, event: dict):
             describe(read(run.path))
 
 
+def test_an_ending_that_no_run_has_is_one_line(run: RunDir):
+    write(run, start(run), {"event": "end", "step": 1, "reason": 6, "time": 1.0})
+    with pytest.raises(DataError, match=r"metrics\.jsonl: damaged: an event has a missing or mistyped field: KeyError\(6\)"):
+        describe(run_facts(run.path))
+
+
 def test_not_a_run(tmp_path: Path):
     with pytest.raises(ConfigError, match="is not the directory of a run"):
         run_facts(tmp_path)

@@ -85,6 +85,11 @@ def ending(events: list[dict[str, Any]], saved: list[int]) -> str:
 
 
 def describe(facts: dict[str, Any]) -> str:
+    with as_written(RunDir(facts["path"]).metrics):  # most of them are values of its events
+        return _described(facts)
+
+
+def _described(facts: dict[str, Any]) -> str:
     kind = next(kind for kind in KINDS if kind in facts)
     plugins = facts.get("plugins", {})
     model, train = checked(kind, facts[kind], facts["path"]), train_config(facts["train"], plugins, facts["path"])

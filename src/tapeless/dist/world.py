@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from tapeless.errors import RanksError
-from tapeless.start import num_ranks
+from tapeless.start import LAUNCHER, num_ranks
 
 TIMEOUT, DEFAULT_TIMEOUT = "TAPELESS_TIMEOUT", 600.0  # seconds that a rank waits for the others: also while the first one compiles
 Span = tuple[int, int]  # first element, end
@@ -32,6 +32,10 @@ class World(ABC):
     def is_first(self) -> bool:
         """Whether this rank prints and writes."""
         return self.rank == 0
+
+    def abandoned(self) -> bool:
+        """Whether the command that started this rank was killed: nobody forwards signals, or ends it with the others."""
+        return False
 
     def spans(self, length: int) -> list[Span]:
         """A flat buffer in one span for each rank, its owner."""
@@ -107,6 +111,10 @@ class Processes(World):
 
         self._dist, self.device = dist, device
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
+        self._launcher = os.environ.get(LAUNCHER)  # the parent of this process, while it lives
+
+    def abandoned(self) -> bool:
+        return self._launcher not in (None, str(os.getppid()))
 
     def to_owners(self, flat: Tensor, received: Tensor) -> None:
         sizes = [end - start for start, end in self.spans(len(flat))]

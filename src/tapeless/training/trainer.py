@@ -260,9 +260,9 @@ class Trainer:
         return self._stop_agreed if self.world.size > 1 else self._stop_requested() or self.out_of_time
 
     def _agree_to_stop(self) -> None:
-        """On several ranks: at the same step, though signals reach them at different times."""
+        """On several ranks: at the same step, though signals reach them at different times. Also if nobody waits for them."""
         if self.world.size > 1:
-            wanted = self._stop_requested() or self.out_of_time
+            wanted = self._stop_requested() or self.out_of_time or self.world.abandoned()
             self._stop_agreed = any(flag for (flag,) in self.world.gather([float(wanted)]))
 
     def run(self, *, display: str | None = "auto") -> str:

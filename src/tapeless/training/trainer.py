@@ -397,7 +397,7 @@ class Trainer:
     def evaluate(self) -> Evaluation | None:
         """The loss on the validation windows, and a checkpoint if it is the best; None if a stop interrupted it."""
         with self._pause("evaluation"):
-            options: dict[str, Any] = {"rows": self.config.batch_size, "stopped": self.stopped, "world": self.world}
+            options: dict[str, Any] = {"rows": self.config.micro_batch_size, "stopped": self.stopped, "world": self.world}
             evaluated = partial(evaluate, self.model, self.validation, self.data.bytes_per_token, **options)
             found, average = evaluated(), None
             if found is not None and self.ema is not None:

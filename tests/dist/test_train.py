@@ -92,6 +92,15 @@ def test_fewer_validation_batches_than_ranks(here: local, tmp_path: Path):
     assert result(tmp_path / "ranks") == result(tmp_path / "alone")
 
 
+def test_own_batches_that_differ_between_ranks_are_refused(here: local, tmp_path: Path):
+    class Own:
+        def __iter__(self) -> Iterator[Any]:
+            return (batch(step + here.world.rank) for step in range(100))
+
+    with pytest.raises(ConfigError, match="not the same on all ranks"):
+        on_threads(here, 2, tapeless.train, MODEL, text_file(tmp_path, 900), batches=Own(), out_dir=tmp_path / "run", **FEW)
+
+
 def test_evaluation_is_asked_for_the_rows_that_memory_was_estimated_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     asked: list[int] = []
     monkeypatch.setattr(trainer, "evaluate", lambda *_, rows, **options: asked.append(rows))

@@ -136,6 +136,11 @@ class Trainer:
         else:
             self.loader = self._own = OwnBatches(batches, config, self.seq_len, model.config.vocab_size, model.device)
             self._own.check_first()
+            if world.size > 1 and len({number for (number,) in world.gather([int(self._own.fingerprint(0)[:12], 16)])}) > 1:
+                raise ConfigError(
+                    "batches: the first batch is not the same on all ranks, which compute parts of it: draw from the step, or "
+                    "from a generator that every rank seeds alike"
+                )
         self.validation = validation_set(data, self.seq_len, config.eval_windows, starts[1])
         self.optimizer = optimizer_of(model, config)
         self.ema = ema_of(model, config)

@@ -134,12 +134,17 @@ def train(
         if not world.is_first:
             return _follow(world, batches, schedule)
         if world.size > train_config.num_micro_batches and train_config.micro_batches is None:
+            if (rows := train_config.batch_size * train_config.grad_accum) % world.size:
+                raise ConfigError(
+                    f"the {rows} rows of a step are not {world.size} equal micro-batches, one for each rank: use a multiple of "
+                    f"{world.size} as batch_size, or more micro_batches"
+                )
             train_config = replace(train_config, micro_batches=world.size)
         if vocabulary:
             shown.rows([("vocabulary", vocabulary)])
         with busy("checking memory and disk"):
             train_config = resolve_defaults(model_config, train_config)
-            ranks = world.size if train_config.device == "cpu" else 1  # which then share the memory
+            ranks = world.local_size if train_config.device == "cpu" else 1  # which then share the memory
             errors = _resource_errors(model_config, train_config.accumulated(), path, ranks)
         for error in errors:
             if not skip_resource_check:
@@ -319,6 +324,7 @@ def _train(
         if config.train.verify and not resume:
             _check_gradients(trainer, display)
             phases.end("gradient check")
+        world.from_first(None)  # the others wait until the first step
         if current_thread() is main_thread() and not signals.interrupts():  # Python sets signal handlers there only
             stack.enter_context(signals)
         record(
@@ -376,6 +382,7 @@ def _follow(world: World, batches: Batches | None, schedule: Schedule | None) ->
         step = world.from_first(None)
         if step is not None:
             trainer.resume(read_checkpoint(checkpoints(run.checkpoints)[step]))
+        world.from_first(None)
         reason = trainer.run(display=None)
     return TrainResult(run.path, model, reason, trainer.steps, trainer.last_loss, trainer.last_val_loss, trainer.best_val_loss)
 

@@ -8,6 +8,8 @@ import os
 import sys
 
 OBJECTS = 10_000  # allocations between collections; Python's default is 700
+RESTARTS, MOST_RESTARTS = "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS"  # as torchrun names them
+LAUNCHER = "TAPELESS_LAUNCHER"  # the process id of `--ranks`
 
 
 def raise_gc_threshold() -> None:
@@ -24,18 +26,30 @@ def freeze_imports() -> None:
 
 
 def num_ranks() -> int:
-    """How many processes train together: torchrun and `--ranks` tell each."""
-    return int(os.environ.get("WORLD_SIZE", "1"))
+    """How many processes train together: torchrun and `--ranks` tell each, with its own number. A cluster that sets WORLD_SIZE
+    alone has started no ranks."""
+    return max(1, _number("WORLD_SIZE")) if "RANK" in os.environ else 1
 
 
 def own_rank() -> int:
     """This process's number among them; the first one, 0, prints and writes."""
-    return int(os.environ.get("RANK", "0")) if num_ranks() > 1 else 0
+    return _number("RANK") if num_ranks() > 1 else 0
 
 
 def restarted() -> bool:
-    """Whether torchrun has started the same command again, after a rank had ended."""
-    return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
+    """Whether torchrun or `--ranks` has started the same command again, after a rank had ended."""
+    return _number(RESTARTS) > 0
+
+
+def may_restart() -> bool:
+    """Whether torchrun would."""
+    return _number(MOST_RESTARTS) > 0
+
+
+def _number(name: str) -> int:
+    """Of a variable of the environment; 0 if it is none."""
+    value = os.environ.get(name, "")
+    return int(value) if value.isdecimal() else 0
 
 
 def silence() -> None:

@@ -1,6 +1,8 @@
 """Everything that ranks can exchange; as a script, by the processes of a world."""
 
 import json
+import sys
+import time
 from typing import Any
 
 import torch
@@ -32,4 +34,7 @@ def exchanges(world: World) -> dict[str, Any]:
 
 if __name__ == "__main__":
     with joined("cpu") as world:
+        if world.is_first:
+            time.sleep(float(sys.argv[1]))  # it prepares something
+        world.from_first(None)
         print(json.dumps(exchanges(world)))

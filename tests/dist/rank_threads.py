@@ -18,7 +18,7 @@ class _Shared:
 
 class ThreadRank(World):
     def __init__(self, rank: int, size: int, shared: Any):
-        self.rank, self.size, self._shared = rank, size, shared
+        self.rank, self.size, self.local_size, self._shared = rank, size, size, shared
 
     def _exchanged(self, mine: Any, use: Callable[[list[Any]], T]) -> T:
         """use(what every rank has given), while no rank changes it."""

@@ -128,3 +128,12 @@ def test_ranks_stop_at_the_same_step(data: Dataset):
         return trainer.run(display=None), trainer.steps
 
     assert on_ranks(2, steps) == [("stopped", 5)] * 2
+
+
+def test_ranks_stop_if_the_command_that_started_them_was_killed(data: Dataset, monkeypatch: pytest.MonkeyPatch):
+    def steps(world: World) -> tuple[str, int]:
+        trainer = Trainer(build_model(MODEL), config(micro_batches=2, max_steps=50), data, world=world)
+        monkeypatch.setattr(world, "abandoned", lambda: world.rank == 1 and trainer.steps >= 5, raising=True)
+        return trainer.run(display=None), trainer.steps
+
+    assert on_ranks(2, steps) == [("stopped", 5)] * 2

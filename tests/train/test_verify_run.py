@@ -183,7 +183,7 @@ def test_generation_settings_of_an_imported_run_are_known(tmp_path: Path, run: R
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--replay", "0"], "expected a number of steps, 1 or more"),
+        (["--replay", "0"], "expected a whole number, 1 or more"),
         (["--checkpoint", "6"], "add --replay N"),
         (["--replay", "2", "--checkpoint", "5"], "has no checkpoint '5'; there are 0 (the beginning), 3, 6, 7"),
         (["--replay", "2", "--checkpoint", "7"], "has no line of step 8"),

@@ -82,8 +82,6 @@ def main(argv: list[str] | None = None) -> int:
     raise_gc_threshold()
     open_closed_streams()
     print_any_character()
-    if own_rank():
-        silence()
     with acknowledging():
         return run(None, process_age())
 
@@ -101,12 +99,12 @@ def run(argv: list[str] | None, age: float) -> int:
     except TapelessError as error:
         if args.debug:
             raise
-        let_the_first_speak(error)
-        if not (own_rank() and isinstance(error, RanksError)):
+        let_the_first_speak(error, args)
+        if not (follows(args) and isinstance(error, RanksError)):
             complain(f"error[{error.code}]: {printable(str(error))}")
         return error.exit_status
     except (KeyboardInterrupt, Interrupted):
-        if not own_rank():
+        if not follows(args):
             complain("interrupted")
         return getattr(args, "interrupted", 130)
     except BrokenPipeError:  # the reader of the output, such as `head`, has ended
@@ -120,7 +118,7 @@ def run(argv: list[str] | None, age: float) -> int:
     except Exception as error:
         if args.debug:
             raise
-        let_the_first_speak(error)
+        let_the_first_speak(error, args)
         if str(error) == "can't start new thread":  # of Python's threading
             fix = "raise the limit of processes (`ulimit -u`), or lower OMP_NUM_THREADS"
             complain(f"error[FAILED]: no thread can be started; {fix}")
@@ -132,21 +130,29 @@ def run(argv: list[str] | None, age: float) -> int:
         freeze_imports()
 
 
-def let_the_first_speak(error: Exception) -> None:
+def follows(args: argparse.Namespace) -> bool:
+    """Whether this is one of several ranks that train, and not the first one, which prints and writes. Any other command is
+    alone, also where a cluster numbers its processes."""
+    return own_rank() > 0 and "on_ranks" in args
+
+
+def let_the_first_speak(error: Exception, args: argparse.Namespace) -> None:
     """Of several ranks, which often fail together: the first one says it, unless it only lost the one that failed. Whoever
     started the ranks ends the others meanwhile."""
-    if num_ranks() > 1 and (own_rank() or isinstance(error, RanksError)):
+    if num_ranks() > 1 and (follows(args) or isinstance(error, RanksError)):
         time.sleep(LATER)
 
 
 def _run(argv: list[str] | None, args: argparse.Namespace, stack: ExitStack, age: float) -> int:
     load_plugins(argv)
     build_parser().parse_args(argv, args)
+    if argv is None and follows(args):
+        silence()
     handler = StderrHandler()
     handler.setFormatter(OneLine())
-    level = logging.ERROR if own_rank() else logging.INFO if args.verbose else logging.WARNING
+    level = logging.ERROR if follows(args) else logging.INFO if args.verbose else logging.WARNING
     logging.basicConfig(level=level, handlers=[handler])
-    if argv is None and not own_rank():
+    if argv is None and not follows(args):
         stack.enter_context(shown(silent=age))
     if "waiting" in args:
         stack.enter_context(busy(args.waiting))

@@ -13,6 +13,7 @@ import argparse
 import json
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 from tapeless.cli.options import (
     add_model_arguments,
@@ -30,7 +31,7 @@ from tapeless.config import TrainConfig
 from tapeless.data.files import unused_path
 from tapeless.errors import UsageError
 from tapeless.progress import LOADING, busy, erase
-from tapeless.start import freeze_imports, num_ranks, restarted
+from tapeless.start import freeze_imports, may_restart, num_ranks, restarted
 from tapeless.training.run_config import FROZEN
 
 HELP = "train a model, resume a run, show or verify a run"
@@ -38,7 +39,6 @@ EVENTS = "print every event as a line of JSON"
 # Fields with a flag of `train resume`: what may change, if a resume still reads it.
 CHANGED_BY_RESUME = {field.name for field in fields(TrainConfig)} - FROZEN - {"init_from", "out_dir", "verify"}
 FAILED = 3
-ATTEMPTS = 3  # starts from one checkpoint
 STATUS = {"done": 0, "early": 0, "stopped": 75}
 
 
@@ -83,17 +83,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def add_ranks(parser: argparse.ArgumentParser) -> None:
     words = "processes on this machine that train together; on several machines use torchrun"
     parser.add_argument("--ranks", metavar="N", type=positive, default=1, help=words)
+    parser.set_defaults(on_ranks=True)
 
 
 def run_new(args: argparse.Namespace) -> int:
     name, found = recipe(args)  # first: usage errors need not wait for torch
     out = found.train.get("out_dir")
-    if args.ranks > 1 and num_ranks() == 1:
+    if starts_ranks(args):
         path = Path(out) if out else unused_path(name)
         return run_ranks(args, [*args.given, *([] if out else ["--out-dir", str(path)])], path)
-    if restarted() and out and (Path(out) / "config.toml").is_file():
-        args.run_dir, args.override, args.no_fallback = out, [], False
-        return run_resume(args)
+    if may_restart() and not out:
+        raise UsageError("torchrun --max-restarts: a restart continues the run in --out-dir: give one")
+    if out and restarted() and begun(Path(out), args.given):
+        args.interrupted = STATUS["stopped"]
+        return continued(args, Path(out))
     args.phases.end("command")
 
     with busy(LOADING):
@@ -106,27 +109,41 @@ def run_new(args: argparse.Namespace) -> int:
     return STATUS[train(found, **options).reason]
 
 
+def begun(run: Path, arguments: list[str]) -> bool:
+    """Whether an earlier start of this command has made the run, and not another command whose --out-dir it was."""
+    try:
+        made = json.loads((run / "env.json").read_text())["argv"][1:]
+    except (OSError, ValueError, LookupError):
+        return False
+    return made == arguments and (run / "config.toml").is_file()
+
+
+def starts_ranks(args: argparse.Namespace) -> bool:
+    """Whether this process starts ranks, and is none itself."""
+    if num_ranks() > 1 and args.ranks not in (1, num_ranks()):
+        raise UsageError(f"--ranks {args.ranks}, but this is one of {num_ranks()} ranks already (WORLD_SIZE): leave it out")
+    return num_ranks() == 1 < int(args.ranks)
+
+
 def run_ranks(args: argparse.Namespace, arguments: list[str], run: Path) -> int:
     """The same command on args.ranks processes."""
     from tapeless.dist.launch import launch
 
-    seen: list[str] = []
-
-    def again() -> list[str] | None:
+    def saved() -> str:
         latest = run / "checkpoints" / "latest"
-        seen.append(latest.read_text() if latest.is_file() else "")
-        if seen.count(seen[-1]) > ATTEMPTS:
-            return None
-        if not (run / "config.toml").is_file():
-            return arguments
-        return ["train", "resume", str(run), "--ranks", str(args.ranks), *(["--json"] if args.json else [])]
+        return latest.read_text() if latest.is_file() else ""
 
-    return launch(arguments, args.ranks, again=again)
+    return launch(arguments, args.ranks, saved=saved)
 
 
 def run_resume(args: argparse.Namespace) -> int:
-    if args.ranks > 1 and num_ranks() == 1:
+    if starts_ranks(args):
         return run_ranks(args, args.given, Path(args.run_dir))
+    overrides = dict(setting(f"train.{text}")[1:] for text in args.override) | given(args, "train")
+    return continued(args, args.run_dir, fallback=not args.no_fallback, **overrides)
+
+
+def continued(args: argparse.Namespace, run: Path, **options: Any) -> int:
     args.phases.end("command")
 
     with busy(LOADING):
@@ -134,9 +151,7 @@ def run_resume(args: argparse.Namespace) -> int:
 
         freeze_imports()
     args.phases.end("imports")
-    overrides = dict(setting(f"train.{text}")[1:] for text in args.override) | given(args, "train")
-    options = {"display": "json" if args.json else "auto", "fallback": not args.no_fallback, "phases": args.phases}
-    return STATUS[resume(args.run_dir, **options, **overrides).reason]
+    return STATUS[resume(run, display="json" if args.json else "auto", phases=args.phases, **options).reason]
 
 
 def run_info(args: argparse.Namespace) -> int:
@@ -177,7 +192,7 @@ def run_verify(args: argparse.Namespace) -> int:
 
 
 def positive(text: str) -> int:
-    """A number of steps."""
+    """A number of steps, or of ranks."""
     if not text.isdecimal() or not 0 < int(text) < 10**9:
-        raise argparse.ArgumentTypeError(f"expected a number of steps, 1 or more, got {text!r}")
+        raise argparse.ArgumentTypeError(f"expected a whole number, 1 or more, got {text!r}")
     return int(text)

@@ -154,14 +154,18 @@ class TrainConfig:
         return self.micro_batches or self.grad_accum
 
     @property
+    def micro_batch_size(self) -> int:
+        """Rows of each."""
+        return self.batch_size * self.grad_accum // self.num_micro_batches
+
+    @property
     def repeatable(self) -> bool:
         """Whether deterministic libraries are asked for."""
         return self.deterministic or (self.device != "cpu" and self.sums_in_order)
 
     def accumulated(self) -> "TrainConfig":
         """The same steps, with batch_size rows in each micro-batch."""
-        rows, parts = self.batch_size * self.grad_accum, self.num_micro_batches
-        return replace(self, batch_size=rows // parts, grad_accum=parts, micro_batches=None)
+        return replace(self, batch_size=self.micro_batch_size, grad_accum=self.num_micro_batches, micro_batches=None)
 
     @property
     def sums_in_order(self) -> bool:

@@ -16,9 +16,10 @@ import torch
 from torch import Tensor
 
 from tapeless.errors import RanksError
-from tapeless.start import num_ranks
+from tapeless.start import LAUNCHER, num_ranks, own_rank
 
-TIMEOUT, DEFAULT_TIMEOUT = "TAPELESS_TIMEOUT", 600.0  # seconds that a rank waits for the others: also while the first one compiles
+TIMEOUT, DEFAULT_TIMEOUT = "TAPELESS_TIMEOUT", 600.0  # seconds that a rank waits for the others: also while one compiles
+PREPARATION = timedelta(days=7)  # while the first one prepares something for all: it may read a terabyte of text
 Span = tuple[int, int]  # first element, end
 
 
@@ -27,11 +28,16 @@ class World(ABC):
 
     rank: int
     size: int
+    local_size: int  # on this machine
 
     @property
     def is_first(self) -> bool:
         """Whether this rank prints and writes."""
         return self.rank == 0
+
+    def abandoned(self) -> bool:
+        """Whether the command that started this rank was killed: nobody forwards signals, or ends it with the others."""
+        return False
 
     def spans(self, length: int) -> list[Span]:
         """A flat buffer in one span for each rank, its owner."""
@@ -74,11 +80,11 @@ class World(ABC):
 
     @abstractmethod
     def from_first(self, value: Any) -> Any:
-        """The value of rank 0; the others pass anything."""
+        """The value of rank 0; the others pass anything, and wait for as long as it takes."""
 
 
 class _Alone(World):
-    rank, size = 0, 1
+    rank, size, local_size = 0, 1, 1
 
     def to_owners(self, flat: Tensor, received: Tensor) -> None:
         received[0].copy_(flat)
@@ -107,6 +113,12 @@ class Processes(World):
 
         self._dist, self.device = dist, device
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
+        self.local_size = int(os.environ.get("LOCAL_WORLD_SIZE", self.size))
+        self._patient = dist.new_group(backend="gloo", timeout=PREPARATION)
+        self._launcher = os.environ.get(LAUNCHER)  # the parent of this process, while it lives
+
+    def abandoned(self) -> bool:
+        return self._launcher not in (None, str(os.getppid()))
 
     def to_owners(self, flat: Tensor, received: Tensor) -> None:
         sizes = [end - start for start, end in self.spans(len(flat))]
@@ -135,7 +147,7 @@ class Processes(World):
     def from_first(self, value: Any) -> Any:
         values = [value]
         with _exchanging(self):
-            self._dist.broadcast_object_list(values, src=0, device=self.device)
+            self._dist.broadcast_object_list(values, src=0, group=self._patient)
         return values[0]
 
 
@@ -163,8 +175,13 @@ def joined(device: str) -> Iterator[World]:
     if place.type == "cuda":
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     seconds = float(os.environ.get(TIMEOUT, DEFAULT_TIMEOUT))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        dist.init_process_group("nccl" if place.type == "cuda" else "gloo", timeout=timedelta(seconds=seconds))
-    yield Processes(place)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            dist.init_process_group("nccl" if place.type == "cuda" else "gloo", timeout=timedelta(seconds=seconds))
+        world = Processes(place)
+    except (RuntimeError, ValueError) as error:  # a port that is taken, no MASTER_ADDR, a rank that does not come
+        words = str(error).splitlines()[0]
+        raise RanksError(f"rank {own_rank()} of {num_ranks()} could not join the others: {words}") from error
+    yield world
     dist.destroy_process_group()  # not after an error: the others may be waiting

@@ -132,10 +132,10 @@ class OwnBatches:
                 f"batches: step {step + 1} has {rows} rows of {T} tokens; expected at most {self.batch_size} of "
                 f"{self.seq_len}, for which memory was checked: set batch_size and seq_len"
             )
-        if rows % self.config.grad_accum:
+        if rows % self.config.num_micro_batches:
             raise InputError(
-                f"batches: step {step + 1} has {rows} rows, which are not grad_accum = {self.config.grad_accum} equal "
-                "micro-batches"
+                f"batches: step {step + 1} has {rows} rows, which are not {self.config.num_micro_batches} equal micro-batches "
+                "(micro_batches, or grad_accum)"
             )
         try:
             check_tokens(batch[0], self.vocab_size, batch[0].device)

@@ -136,6 +136,11 @@ class Trainer:
         else:
             self.loader = self._own = OwnBatches(batches, config, self.seq_len, model.config.vocab_size, model.device)
             self._own.check_first()
+            if world.size > 1 and len({number for (number,) in world.gather([int(self._own.fingerprint(0)[:12], 16)])}) > 1:
+                raise ConfigError(
+                    "batches: the first batch is not the same on all ranks, which compute parts of it: draw from the step, or "
+                    "from a generator that every rank seeds alike"
+                )
         self.validation = validation_set(data, self.seq_len, config.eval_windows, starts[1])
         self.optimizer = optimizer_of(model, config)
         self.ema = ema_of(model, config)
@@ -260,9 +265,9 @@ class Trainer:
         return self._stop_agreed if self.world.size > 1 else self._stop_requested() or self.out_of_time
 
     def _agree_to_stop(self) -> None:
-        """On several ranks: at the same step, though signals reach them at different times."""
+        """On several ranks: at the same step, though signals reach them at different times. Also if nobody waits for them."""
         if self.world.size > 1:
-            wanted = self._stop_requested() or self.out_of_time
+            wanted = self._stop_requested() or self.out_of_time or self.world.abandoned()
             self._stop_agreed = any(flag for (flag,) in self.world.gather([float(wanted)]))
 
     def run(self, *, display: str | None = "auto") -> str:
@@ -397,7 +402,7 @@ class Trainer:
     def evaluate(self) -> Evaluation | None:
         """The loss on the validation windows, and a checkpoint if it is the best; None if a stop interrupted it."""
         with self._pause("evaluation"):
-            options: dict[str, Any] = {"rows": self.config.batch_size, "stopped": self.stopped, "world": self.world}
+            options: dict[str, Any] = {"rows": self.config.micro_batch_size, "stopped": self.stopped, "world": self.world}
             evaluated = partial(evaluate, self.model, self.validation, self.data.bytes_per_token, **options)
             found, average = evaluated(), None
             if found is not None and self.ema is not None:

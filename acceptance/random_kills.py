@@ -2,7 +2,7 @@
 final hashes and every line of the metrics are those of the run that was let be. A tenth of the kills at least find the writer
 thread in the middle of a checkpoint.
 
-acceptance/kills.py kills whole commands, their start included; here processes are forked, many in the time of one."""
+acceptance/torture.py kills every command that writes; here each kill is placed: before, in or after the writer thread's work."""
 
 import harness
 from claim import Claims

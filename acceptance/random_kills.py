@@ -2,7 +2,8 @@
 final hashes and every line of the metrics are those of the run that was let be. A tenth of the kills at least find the writer
 thread in the middle of a checkpoint.
 
-acceptance/torture.py kills every command that writes; here each kill is placed: before, in or after the writer thread's work."""
+acceptance/torture.py kills every command that writes; this one also counts which kills found that thread at work while
+training ran on."""
 
 import harness
 from claim import Claims

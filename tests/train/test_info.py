@@ -1,6 +1,7 @@
 """`train info`: what a run's directory says of it, in every state that a run can be in."""
 
 import json
+import math
 import shutil
 from pathlib import Path
 
@@ -164,9 +165,13 @@ def test_an_event_that_is_not_whole_is_one_line(run: RunDir, event: dict):
             describe(read(run.path))
 
 
-def test_an_ending_that_no_run_has_is_one_line(run: RunDir):
-    write(run, start(run), {"event": "end", "step": 1, "reason": 6, "time": 1.0})
-    with pytest.raises(DataError, match=r"metrics\.jsonl: damaged: an event has a missing or mistyped field: KeyError\(6\)"):
+@pytest.mark.parametrize(("name", "value"), [("reason", 6), ("step_seconds", math.inf)])
+def test_a_value_that_no_run_has_is_one_line(run: RunDir, name: str, value: object):
+    play(run)
+    events = [json.loads(line) for line in run.metrics.read_text().splitlines()]
+    next(event for event in reversed(events) if name in event)[name] = value
+    run.metrics.write_text("".join(f"{json.dumps(event)}\n" for event in events))
+    with pytest.raises(DataError, match=r"metrics\.jsonl: damaged: an event has a missing or mistyped field"):
         describe(run_facts(run.path))
 
 

@@ -48,7 +48,7 @@ def as_written(path: object) -> Iterator[None]:
         yield
     except TapelessError:
         raise
-    except (LookupError, TypeError, ValueError, AttributeError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise DataError(f"{path}: damaged: an event has a missing or mistyped field: {error!r}") from error
 
 

@@ -77,7 +77,7 @@ RECIPES = (
     Recipe("one block", {**_MUON, "nesterov": False, "ema_decay": 0.4}, steps=14, resume_at=5),
     Recipe("lora", {**_ADAM, "ema_decay": 0.4}, resume_at=5),
     Recipe("simplelm", {**_ADAM, "lr_schedule": "linear", "grad_clip": 0.5}),
-    Recipe("penalties", _ADAM),
+    Recipe("penalties", {**_ADAM, "rank_invariant": False}),  # micro-batches are added in place
     Recipe("mqa", {**_ADAM, "optimizer": "adam", "lr_schedule": "linear"}),
     Recipe("gpt2", {**_SGD, "nesterov": True, "lr_schedule": "linear"}),
     Recipe("cllm", {**_SGD, "lr_schedule": "constant"}),
@@ -88,7 +88,7 @@ RECIPES = (
     Recipe("frozen-tied", {**_SGD, "lr_schedule": "constant", "grad_clip": 3.0}),
     Recipe("llama", _ADAM, steps=20, dtype="float32"),
     Recipe("gpt2", {**_SGD, "lr_schedule": "constant"}, steps=20, dtype="float32"),
-    Recipe("llama", _ADAM, steps=20, dtype="bfloat16"),
+    Recipe("llama", {**_ADAM, "rank_invariant": False}, steps=20, dtype="bfloat16"),
     Recipe("one block", {**_ADAM, "warmup_steps": 10}, steps=100, resume_at=50),
 )
 

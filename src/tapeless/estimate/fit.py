@@ -15,10 +15,10 @@ from tapeless.estimate.disk import Disk
 from tapeless.estimate.memory import Memory, memory_of, room_of
 from tapeless.estimate.target import Target
 from tapeless.model.build import num_params
+from tapeless.model.params import DTYPES
 from tapeless.model.sublayer import RECOMPUTE
 from tapeless.training.resources import free_disk
 
-BYTES = 4  # of an element of the gradients
 NARROW = "bfloat16"
 MOST = 2**16  # rows that are tried
 Fields = dict[str, Any]  # of TrainConfig, with their new values
@@ -44,7 +44,8 @@ def resource_errors(
     """Why the run cannot start here and now, or on another machine, whose disk is not known; empty if it can. ranks: that share
     the memory, each with a buffer for gradients of the others."""
     found: list[TapelessError] = []
-    room = room_of(train, target) // ranks - (BYTES * num_params(config) // ranks if ranks > 1 else 0)
+    received = DTYPES[train.dtype][0].itemsize * num_params(config) if ranks > 1 else 0
+    room = (room_of(train, target) - received) // ranks
     if memory.peak > room:
         found.append(too_large(memory, room, changes_that_fit(config, train, room, target)))
     if target is None and disk.most > (free := free_disk(out_dir)):
